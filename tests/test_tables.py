@@ -349,19 +349,35 @@ def test_layers_that_time_both_sides_are_means(tools: SimpleNamespace, tmp_path:
         for name, ms in (("convt3d", 2.0), ("default", 9.0), ("cudnn_benchmark", 5.0))
     ]
     later = {**pages.FACTS, "commit": "later"}
-    record = tools.conv_tuned.condensed(
+    record = tools.tuned_rows.condensed(
         [{"environment": pages.FACTS, "rows": rows}, {"environment": later, "rows": other}]
     )
     assert [row.get("commit") for row in record["rows"]] == [None] * 4 + ["later"] * 3
-    text = tools.tables.tuned(stored(tools, tmp_path, conv_tuned=record))
+    step = [
+        measured(name, ms, layout="ndhwc", share=None, **{"pass": "train"})
+        for name, ms in (("convt3d", 2.0), ("default", 6.0))
+    ]
+    for row in step:
+        del row["error"]
+    transposed = tools.tuned_rows.condensed(
+        [{"environment": pages.FACTS, "rows": [*({**r, "share": 0.48} for r in rows[-3:]), *step]}]
+    )
+    text = tools.tables.tuned(
+        stored(tools, tmp_path, conv_tuned=record, transposed_tuned=transposed)
+    )
     assert rows_of(text)[1:] == [
         [
-            *("bfloat16, channels_last", "1.41x, least 0.50x", "0.50x, least 0.50x"),
-            "1.00x, least 1.00x",
+            *("Conv3d, bfloat16, channels_last", "1.41x, least 0.50x"),
+            *("0.50x, least 0.50x", "1.00x, least 1.00x", ""),
         ],
-        ["bfloat16, NCDHW", *["2.50x, least 2.50x"] * 3],
+        ["Conv3d, bfloat16, NCDHW", *["2.50x, least 2.50x"] * 3, ""],
+        [
+            *("transposed, bfloat16, channels_last", "", "", "1.00x, least 1.00x, 48%"),
+            "3.00x, least 3.00x",
+        ],
     ]
-    assert "in 1 of 7 cases" in text
+    assert "Conv3d: PyTorch's operator is the faster one in 1 of 7 cases" in text
+    assert "PyTorch's was not timed with `cudnn.benchmark` in 1 of 2 cases." in text
     both = "Slower although it runs on both sides: b forward in bfloat16, channels_last 0.50x."
     assert both in text
     assert "Slower: a by input in bfloat16, channels_last 0.50x." in text
@@ -374,11 +390,13 @@ def test_layers_that_time_both_sides_are_means(tools: SimpleNamespace, tmp_path:
 @records.needed
 def test_means_of_layers_that_time_both_sides_are_those_of_rows() -> None:
     rows = json.loads((records.RESULTS / "conv-tuned.json").read_text())["rows"]
-    table = rows_of(page("Conv3d layers that time both sides"))[1:]
-    assert len(table) == 4
-    for title, *cells in table:
-        dtype, format = title.split(", ")
+    table = rows_of(page("Layers that time both sides"))[1:]
+    conv = [row for row in table if row[0].startswith("Conv3d")]
+    assert len(conv) == 4 and len(table) == 6
+    for title, *cells, step in conv:
+        _, dtype, format = title.split(", ")
         mode, layout = TYPES[dtype], LAYOUTS[format]
+        assert not step
         for operation, cell in zip(("forward", "grad_input", "grad_weight"), cells, strict=True):
             gains = [
                 min(row["default_ms"], row["cudnn_benchmark_ms"]) / row["ms"]

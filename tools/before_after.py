@@ -60,7 +60,9 @@ def main() -> None:
         os.environ["CONVT3D_CACHE_DIR"] = arguments.cache or empty
         rows = list(measured(arguments))
     if arguments.out:
-        arguments.out.write_text(json.dumps(record(arguments, rows), indent=1) + "\n")
+        from convt3d.bench.record import record_text
+
+        arguments.out.write_text(record_text(record(arguments, rows)))
     sys.exit(0 if report(rows, arguments.worst, arguments.mean) else 1)
 
 
@@ -209,7 +211,7 @@ def asked(arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 
 def timed(versions: dict[str, Version], case: dict[str, str], runs: int) -> dict[str, Any]:
-    """Both versions of one case: all runs, and how much faster it is after, by the medians."""
+    """Both versions of one case: medians, least times, and how much faster it is after."""
     for side in SIDES:
         answer = versions[side].ask(**case)
         if answer:
@@ -221,8 +223,11 @@ def timed(versions: dict[str, Version], case: dict[str, str], runs: int) -> dict
             return {"failed": f"{side}: {answer['failed']}"}
         ms[side] += answer["ms"]
     before, after = (statistics.median(ms[side]) for side in SIDES)
-    rounded = {side: [round(one, 5) for one in ms[side]] for side in SIDES}
-    return {**rounded, "speedup": round(before / after, 4)}
+    found = {}
+    for side in SIDES:
+        found[f"{side}_ms"] = round(statistics.median(ms[side]), 5)
+        found[f"{side}_low"] = round(min(ms[side]), 5)
+    return {**found, "speedup": round(before / after, 4)}
 
 
 def record(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -232,6 +237,7 @@ def record(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[st
         "environment": environment(arguments.commit),
         "before": arguments.before.name,
         "command": sys.argv[1:],
+        "runs": arguments.runs * TURNS.count("after"),
         "rows": rows,
     }
 

@@ -90,6 +90,7 @@ def main() -> None:
 
 
 def run_all(arguments: argparse.Namespace) -> int:
+    from convt3d.bench.record import record_text
     from convt3d.environment import environment
 
     folder = ROOT / "kernelbench" / ("level2" if arguments.level2 else "")
@@ -124,7 +125,7 @@ def run_all(arguments: argparse.Namespace) -> int:
             print(f"{name:8} {_summary(row)}", flush=True)
             if arguments.out:
                 arguments.out.parent.mkdir(parents=True, exist_ok=True)
-                arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+                arguments.out.write_text(record_text(record))
     if arguments.level2:
         print(geometric_mean(record["files"]))
     return 0 if all(row.get("passed") for row in record["files"].values()) else 1

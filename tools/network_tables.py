@@ -27,7 +27,8 @@ def blocks(results: Results) -> dict[str, str]:
         "networks": f"{networks(results, NETWORKS)}\n\n{notes(results, NETWORKS)}",
         "channels-last": in_channels_last(results),
         "memory": by_network(_lines(results, NETWORKS, "ncdhw"), _memory),
-        "timed": f"{networks(results, [TIMED])} {waits(results, [TIMED])}",
+        "timed": f"{networks(results, [TIMED])} {waits(results, [TIMED])} "
+        f"{repeated(results, [TIMED])}",
         "curves": curves(results),
         "scaling": scaling(results),
     }
@@ -134,22 +135,16 @@ WAITS = 0.8
 
 def notes(results: Results, names: Sequence[str]) -> str:
     """What a reader of the networks' times must know, each from the rows."""
-    rows = [row for name in names for row in results.values[name]["rows"] if "ms" in row]
     found = _lines(results, names, "ncdhw")
     first = []
     for compiled in (False, True):
         both = zip(*(line.first_s for line in found if line.compiled == compiled), strict=True)
         before, after = (_range(seconds, "s") for seconds in both)
         first.append(f"{'compiled' if compiled else 'eager'} {before}, converted {after}")
-    repeated = [
-        (row["network"], f"{_side(row)} {_range(row['ms_of_processes'], 'ms')}")
-        for row in rows
-        if "ms_of_processes" in row
-    ]
     texts = [
         f"First steps, which include all compilation, took {'; '.join(first)}.",
         waits(results, names),
-        f"Medians of several processes in turn, with this range: {_grouped(repeated)}.",
+        repeated(results, names),
     ]
     runs = [run for name in names for run in results.values[name].get("runs", [])]
     texts += [f"Rows of commit {r['commit'][:12]}: {r['how']}." for r in runs if "how" in r]
@@ -163,8 +158,7 @@ def waits(results: Results, names: Sequence[str]) -> str:
         kernels = row["conv_ms"] / row["conv_share"] if row.get("conv_ms") else None
         if kernels is not None and kernels < WAITS * row["ms"]:
             text = f"{milliseconds(kernels, '')} of {milliseconds(row['ms'])}"
-            kind = "" if row["kind"] == "training" else f" {row['kind']}"
-            found.append((row["network"], f"{_side(row)}{kind} {text}"))
+            found.append((row["network"], f"{_side(row)} {text}"))
     if not found:
         return ""
     return (
@@ -173,9 +167,23 @@ def waits(results: Results, names: Sequence[str]) -> str:
     )
 
 
+def repeated(results: Results, names: Sequence[str]) -> str:
+    """Which times are medians of several processes, in a sentence."""
+    found = [
+        (row["network"], f"{_side(row)} {_range(row['ms_of_processes'], 'ms')}")
+        for name in names
+        for row in results.values[name]["rows"]
+        if "ms_of_processes" in row
+    ]
+    if not found:
+        return ""
+    return f"Medians of several processes in turn, with this range: {_grouped(found)}."
+
+
 def _side(row: dict[str, Any]) -> str:
     side = "" if row["side"] == SIDES[0] else " converted"
-    return f"{_setting(row['mode'], row['compiled'])}{side}"
+    kind = "" if row["kind"] == "training" else f" {row['kind']}"
+    return f"{_setting(row['mode'], row['compiled'])}{side}{kind}"
 
 
 def _grouped(told: Sequence[tuple[str, str]]) -> str:

@@ -17,7 +17,8 @@
 #   conv         the named Conv3d layers: TF32, both formats, all passes
 #   convhalf     the same in bfloat16
 #   convtuned    both, with our layers under torch.backends.cudnn.benchmark = True (four times 220 s)
-#   convtriton   the same forward, torch.compile with max_autotune alone (minutes of tuning)
+#   transposedtuned  gradients and steps of the transposed layers in channels_last, likewise
+#   convtriton   the Conv3d layers forward, torch.compile with max_autotune alone (minutes of tuning)
 #   networks     the U-Net as built and converted, compiled: TF32 and bfloat16, both formats
 #   networks-eager  the same in eager mode
 #   fused        U-Net, generator and DynUNet, compiled; the backend that fuses epilogues beside
@@ -142,7 +143,14 @@ print(*(f"--shape {name}" for name in names))')) || { failed=1 && continue; }
             --peers "default,${layout#*,}" "${shapes[@]}"
         done
       done
-      python3 tools/conv_tuned.py "$out/conv-tuned.json" "$out"/conv-tuned-{tf32,bf16}-*.json ||
+      python3 tools/tuned_rows.py "$out/conv-tuned.json" "$out"/conv-tuned-{tf32,bf16}-*.json ||
+        failed=1 ;;
+    transposedtuned)
+      for mode in tf32 bf16; do
+        bench "transposed-tuned-$mode" --dtype $mode --tune --layout ndhwc \
+          --pass grad_input,grad_weight,train --budget 0.05 --peers default,cudnn_channels_last
+      done
+      python3 tools/tuned_rows.py "$out/transposed-tuned.json" "$out"/transposed-tuned-{tf32,bf16}.json ||
         failed=1 ;;
     convtriton)
       bench h200-conv-tf32 --shape conv --layout ncdhw,ndhwc --dtype tf32 --pass forward \

@@ -47,7 +47,7 @@ TRANSPOSED = {
 }
 OTHERS = {mode: (f"h200-others-{mode}",) for mode in ("tf32", "bf16", "fp32")}
 CPU = ("cpu-quick",)
-TUNED = "conv-tuned"
+TUNED = {"Conv3d": "conv-tuned", "transposed": "transposed-tuned"}
 IN_README = "h200-forward-tf32"
 
 SETTINGS = {
@@ -165,7 +165,7 @@ def blocks(results: Results) -> dict[str, str]:
             f"### Conv3d layers in {TYPES[mode]}\n\n{in_one_format(results, mode, names)}"
             for mode, names in CONV.items()
         ),
-        "conv-tuned": tuned(results),
+        "tuned": tuned(results),
         "transposed": "\n\n".join(
             f"### Transposed layers in {' and '.join(TYPES[mode] for mode in modes)}\n\n"
             f"{section(results, modes, names, SETTINGS)}"
@@ -308,38 +308,67 @@ def _is_much(error: Mapping[str, Any]) -> bool:
 
 
 def tuned(results: Results) -> str:
-    """Geometric means of Conv3d layers that are timed at their first call, and what loses."""
-    rows = results.values[TUNED]["rows"]
-    groups: dict[tuple[str, ...], list[float]] = {}
-    slower, inexact = [], []
+    """Geometric means of layers that are timed at their first call, and what loses."""
+    body: list[list[str]] = []
+    words: list[str] = []
+    for kind, name in TUNED.items():
+        rows = results.values[name]["rows"]
+        lines, text = _tuned(kind, rows)
+        body += lines
+        words += [*text, results.source(name)]
+    return f"{table(['type', *OPERATIONS.values()], body)}\n\n{_words(*words)}"
+
+
+def _tuned(kind: str, rows: Sequence[Mapping[str, Any]]) -> tuple[list[list[str]], list[str]]:
+    """Lines and sentences of one record; cells: mean and least gain, mean share of the limit."""
+    gains: dict[tuple[str, str], dict[str, list[float]]] = {}
+    shares: dict[tuple[str, str], dict[str, list[float]]] = {}
+    slower, inexact, judged, unknown = [], [], 0, 0
     for row in rows:
-        gain = min(row["default_ms"], row["cudnn_benchmark_ms"]) / row["ms"]
-        groups.setdefault((row["mode"], row["layout"], row["pass"]), []).append(gain)
-        name = f"{row['shape']} {OPERATIONS[row['pass']]} in {_type(row['mode'], row['layout'])}"
-        error = {e: row[f"{e}_error"] for e in ("relative", "pytorch_relative")}
-        if _is_much(error):
-            inexact.append(name)
+        bench = row["cudnn_benchmark_ms"]
+        unknown += bench is None
+        gain = min(row["default_ms"], bench or row["default_ms"]) / row["ms"]
+        of_type = row["mode"], row["layout"]
+        gains.setdefault(of_type, {}).setdefault(row["pass"], []).append(gain)
+        if "share" in row:
+            shares.setdefault(of_type, {}).setdefault(row["pass"], []).append(row["share"])
+        name = f"{row['shape']} {OPERATIONS[row['pass']]} in {_type(*of_type)}"
+        if "relative_error" in row:
+            judged += 1
+            error = {e: row[f"{e}_error"] for e in ("relative", "pytorch_relative")}
+            if _is_much(error):
+                inexact.append(name)
         if gain < 1 - NOISE:
-            slower.append((row["runs_as"] == NATIVE, f"{name} {times(gain)}"))
+            slower.append((row.get("runs_as") == NATIVE, f"{name} {times(gain)}"))
     body = []
-    for mode, layout in dict.fromkeys((mode, layout) for mode, layout, _ in groups):
-        known = [groups[mode, layout, operation] for operation in list(OPERATIONS)[:3]]
-        cells = (f"{times(geometric_mean(gains))}, least {times(min(gains))}" for gains in known)
-        body.append([_type(mode, layout), *cells])
-    left = sum(row["runs_as"] == NATIVE for row in rows)
+    for of_type, known in gains.items():
+        cells = []
+        for operation in OPERATIONS:
+            cell = ""
+            if operation in known:
+                found = known[operation]
+                cell = f"{times(geometric_mean(found))}, least {times(min(found))}"
+            share = shares.get(of_type, {}).get(operation)
+            cells.append(f"{cell}, {percent(sum(share) / len(share))}" if share else cell)
+        body.append([f"{kind}, {_type(*of_type)}", *cells])
+    left = sum(row.get("runs_as") == NATIVE for row in rows)
     words = [
-        f"PyTorch's operator is the faster one in {left} of {len(rows)} cases, and runs there."
+        f"{kind}: PyTorch's operator is the faster one in {left} of {len(rows)} cases, and runs "
+        "there."
     ]
     for native, text in ((True, "Slower although it runs on both sides"), (False, "Slower")):
-        found = [name for same, name in slower if same is native]
-        words += [f"{text}: {', '.join(found)}."] if found else []
+        names = [name for same, name in slower if same is native]
+        words += [f"{text}: {', '.join(names)}."] if names else []
+    if unknown:
+        words.append(
+            f"PyTorch's was not timed with `cudnn.benchmark` in {unknown} of {len(rows)} cases."
+        )
     if inexact:
         words.append(
-            f"Errors are more than {MUCH} times PyTorch's in {len(inexact)} of {len(rows)} cases "
+            f"Errors are more than {MUCH} times PyTorch's in {len(inexact)} of {judged} cases "
             f"([numerics](numerics.md)): {', '.join(inexact)}."
         )
-    head = ["type", *list(OPERATIONS.values())[:3]]
-    return f"{table(head, body)}\n\n{_words(*words, results.source(TUNED))}"
+    return body, words
 
 
 def _type(mode: str, layout: str) -> str:

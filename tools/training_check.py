@@ -44,6 +44,7 @@ from convt3d.bench.cases import MODES  # noqa: E402
 from convt3d.bench.network_profile import convolution_share  # noqa: E402
 from convt3d.bench.network_worker import NETWORK_MODES, autocast, leave_untuned  # noqa: E402
 from convt3d.bench.networks import Discriminator3d, Generator3d, UNet3d  # noqa: E402
+from convt3d.bench.record import record_text  # noqa: E402
 from convt3d.environment import environment  # noqa: E402
 
 PYTORCH = ("pytorch", "other", "deterministic")  # which differ in cuDNN's plans alone
@@ -82,7 +83,7 @@ def main() -> None:
                 "steps": arguments.steps,
                 "rows": rows,
             }
-            arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+            arguments.out.write_text(record_text(record))
     if not all(row["same_curve"] for row in rows):
         raise SystemExit("a loss curve differs by more than rounding and cuDNN's plans explain")
 

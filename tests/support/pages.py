@@ -33,7 +33,7 @@ def tools() -> SimpleNamespace:
         return SimpleNamespace(
             tables=import_module("tables"),
             networks=import_module("network_tables"),
-            conv_tuned=import_module("conv_tuned"),
+            tuned_rows=import_module("tuned_rows"),
         )
 
 

@@ -7,7 +7,6 @@ operation in turn, in one thread, by CPU time: on a shared machine the wall cloc
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from convt3d import portable
 from convt3d.bench import shapes
+from convt3d.bench.record import record_text
 from convt3d.bench.shapes import Shape
 from convt3d.environment import environment
 from convt3d.layout import empty
@@ -161,10 +161,8 @@ def main() -> None:
                 )
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        facts = {"environment": environment(), "threads": 1}
-        lines = ",\n".join(" " + json.dumps(row) for row in rows)
-        head = json.dumps(facts).removesuffix("}")
-        arguments.out.write_text(f'{head}, "rows": [\n{lines}\n]}}\n')
+        record = {"environment": environment(), "threads": 1, "rows": rows}
+        arguments.out.write_text(record_text(record))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,25 @@ def digits(value: float) -> float:
     return float(f"{value:.5g}")
 
 
+def record_text(values: Mapping[str, Any]) -> str:
+    """A record as JSON: a line for each row, or for each entry of a table by name."""
+    parts = []
+    for name, value in values.items():
+        if name in ("rows", "files"):
+            ends = "[]" if isinstance(value, list) else "{}"
+            lines = (
+                [json.dumps(row) for row in value]
+                if isinstance(value, list)
+                else [f"{json.dumps(key)}: {json.dumps(row)}" for key, row in value.items()]
+            )
+            text = ",\n".join(f"  {line}" for line in lines)
+            parts.append(f" {json.dumps(name)}: {ends[0]}\n{text}\n {ends[1]}")
+        else:
+            parts.append(f" {json.dumps(name)}: {json.dumps(value)}")
+    body = ",\n".join(parts)
+    return f"{{\n{body}\n}}\n"
+
+
 @dataclass
 class Record:
     """Rows by what makes them, with their environment.
@@ -110,11 +129,8 @@ class Record:
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        values = self.to_dict()
-        rows = ",\n".join("  " + json.dumps(row) for row in values.pop("rows"))
-        head = json.dumps(values, indent=1).removesuffix("\n}")
         temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(f'{head},\n "rows": [\n{rows}\n ]\n}}\n')
+        temporary.write_text(record_text(self.to_dict()))
         os.replace(temporary, self.path)
 
 

@@ -1,6 +1,6 @@
-"""What remains of records of Conv3d layers under cudnn.benchmark: a row for each operation.
+"""What remains of records of layers under cudnn.benchmark: a row for each operation.
 
-    python tools/conv_tuned.py OUT RECORD...
+    python tools/tuned_rows.py OUT RECORD...
 
 The records are those of ``convt3d bench --tune``. Their rows take ten times the space, and a page
 quotes means alone.
@@ -17,12 +17,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from convt3d.bench.contenders import DEFAULT, OURS  # noqa: E402
-from convt3d.bench.record import digits  # noqa: E402
+from convt3d.bench.record import digits, record_text  # noqa: E402
 
 TUNED = {"ncdhw": "cudnn_benchmark", "ndhwc": "cudnn_channels_last"}
 WHAT = (
-    "ms of Conv3d layers: ours and PyTorch's with cudnn.benchmark = True, PyTorch's as it comes "
-    "(default_ms); each setting in a process of its own"
+    "ms of layers: ours and PyTorch's with cudnn.benchmark = True, PyTorch's as it comes "
+    "(default_ms); share: of the hardware limit; each setting in a process of its own"
 )
 
 
@@ -44,11 +44,9 @@ def condensed(records: list[dict[str, Any]]) -> dict[str, Any]:
             "layout": layout,
             "pass": operation,
             "ms": row[OURS]["ms"],
-            "runs_as": row[OURS]["runs_as"],
+            **_facts(row[OURS]),
             "default_ms": row[DEFAULT]["ms"],
-            "cudnn_benchmark_ms": row[TUNED[layout]]["ms"],
-            "relative_error": digits(row[OURS]["error"]["relative"]),
-            "pytorch_relative_error": digits(row[OURS]["error"]["pytorch_relative"]),
+            "cudnn_benchmark_ms": row.get(TUNED[layout], {}).get("ms"),
             **commits[shape, mode, layout, operation],
         }
         for (shape, mode, layout, operation), row in cases.items()
@@ -56,12 +54,18 @@ def condensed(records: list[dict[str, Any]]) -> dict[str, Any]:
     return {"environment": environment, "what": WHAT, "rows": rows}
 
 
+def _facts(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row of ours tells beside its time; a training step has none of it."""
+    facts = {name: row[name] for name in ("runs_as", "share") if row.get(name) is not None}
+    if "error" in row:
+        facts["relative_error"] = digits(row["error"]["relative"])
+        facts["pytorch_relative_error"] = digits(row["error"]["pytorch_relative"])
+    return facts
+
+
 def main() -> None:
     out, *names = map(pathlib.Path, sys.argv[1:])
-    record = condensed([json.loads(name.read_text()) for name in names])
-    rows = ",\n  ".join(map(json.dumps, record.pop("rows")))
-    head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in record.items())
-    out.write_text(f'{{\n{head} "rows": [\n  {rows}\n ]\n}}\n')
+    out.write_text(record_text(condensed([json.loads(name.read_text()) for name in names])))
 
 
 if __name__ == "__main__":
