@@ -9,6 +9,7 @@ import torch
 
 from convt3d import reference
 from convt3d.cuda import backend
+from convt3d.cuda.plan import ampere_wgrad
 from convt3d.cuda.plan.ampere_wgrad import WgradPlan, ranked
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Geometry, Triple
@@ -65,8 +66,18 @@ def plans_for(problem: Problem, size: Triple) -> list[WgradPlan]:
 def test_taps_are_columns(
     case: tuple[Geometry, Triple, Arithmetic, tuple[bool, bool]],
 ) -> None:
+    problem = Problem("grad_weight", case[0], case[2], *case[3])
+    plans = plans_for(problem, case[1])
+    assert any(plan.splits(8) > 1 for plan in plans)
+    assert all("taps in columns" in plan.describe()["tile"] for plan in plans)
+    check(case, plans)
+
+
+def check(
+    case: tuple[Geometry, Triple, Arithmetic, tuple[bool, bool]], plans: list[WgradPlan]
+) -> None:
+    """Run plans of a case on random numbers, beside float64."""
     geometry, size, arithmetic, (source_last, target_last) = case
-    problem = Problem("grad_weight", geometry, arithmetic, source_last, target_last)
     generator = torch.Generator().manual_seed(3)
 
     def values(channels: int, extents: Triple, last: bool) -> torch.Tensor:
@@ -77,16 +88,72 @@ def test_taps_are_columns(
     x = values(geometry.in_channels, size, source_last)
     gy = values(geometry.out_channels, geometry.output_size(size), target_last)
     want = reference.grad_weight(x, gy, geometry)
-    plans = plans_for(problem, size)
-    assert any(plan.splits(8) > 1 for plan in plans)
     assert len(plans) > 1
     for plan in plans:
-        assert "taps in columns" in plan.describe()["tile"]
         with EmulatedGpu([x, gy], lambda *_, plan=plan: plan, arithmetic) as gpu:
             got = backend.grad_weight(x, gy, geometry, target_last)
         assert {spec.file for spec in gpu.launches} == {"ampere/wgrad/kernel.cu"}
         error = (got.double() - want).norm() / want.norm()
         assert error <= TOLERANCE[arithmetic], plan
+
+
+#: The same, and whether x and the gradient are copied as pairs of positions.
+PAIRED: list[tuple[Geometry, Triple, Arithmetic, tuple[bool, bool], tuple[bool, bool]]] = [
+    (layer((33, 1), 3, 1, 1), (4, 6, 16), BF16, (False, False), (True, False)),
+    (layer((20, 12), 3, 1, 1), (3, 5, 24), F16, (False, False), (True, False)),
+    (layer((24, 3), 3, 2, 1, 1), (3, 4, 40), BF16, (False, True), (True, False)),
+    (layer((18, 9), 3, (1, 2, 2), 1, 0, 1), (3, 4, 8), BF16, (False, False), (True, False)),
+    (layer((20, 36), 1), (3, 5, 40), BF16, (False, False), (True, True)),
+    (layer((9, 64), 1), (3, 5, 8), F16, (True, False), (False, True)),
+    (layer((32, 2), 1), (3, 5, 24), BF16, (False, False), (True, False)),
+    (layer((64, 96), 1, (2, 1, 1), 0, 0, 1, 2), (3, 5, 48), F16, (False, False), (True, True)),
+    (layer((24, 16), 3, 1, 2, 0, 2, 2), (3, 6, 32), BF16, (False, False), (True, False)),
+]
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize(
+    "case", sampled([(case,) for case in PAIRED], 3), ids=lambda c: f"{c[0].label} {c[2].value}"
+)
+def test_rows_as_they_lie(
+    case: tuple[Geometry, Triple, Arithmetic, tuple[bool, bool], tuple[bool, bool]],
+) -> None:
+    paired = case[-1]
+    problem = Problem("grad_weight", case[0], case[2], *case[3])
+    plans = [
+        pairs
+        for plan in plans_for(problem, case[1])
+        if (pairs := replace(plan, pairs=True)).shared_bytes <= FEW.shared_per_block
+    ]
+    for plan in plans:
+        assert (plan.paired(False), plan.paired(True)) == paired
+        names = {name for i, name in enumerate(("source", "target")) if paired[i]}
+        assert set(plan.schedule(BATCH, case[1]).aligned) == names
+    check((case[0], case[1], case[2], case[3]), plans)
+
+
+def test_rows_as_they_lie_are_candidates_where_they_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ampere_wgrad, "ROWS_AS_THEY_LIE", True)
+    for arithmetic, last, width, can in (
+        (BF16, False, 16, True),
+        (BF16, False, 20, False),
+        (BF16, True, 16, False),
+        (TF32, False, 16, False),
+    ):
+        problem = Problem("grad_weight", layer((16, 8), 3, 1, 1), arithmetic, last, last)
+        plans = [plan for _, plan in ranked(problem, BATCH, (4, 4, width), FEW)]
+        assert {plan.pairs for plan in plans} == ({False, True} if can else {False})
+        assert all(plan.schedule(BATCH, (4, 4, width)) for plan in plans)
+
+
+def test_rows_of_other_widths_are_not_taken() -> None:
+    problem = Problem("grad_weight", layer((16, 8), 3, 1, 1), BF16)
+    plan = replace(ranked(problem, BATCH, (4, 4, 16), FEW)[0][1], pairs=True)
+    plan.schedule(BATCH, (4, 4, 16))
+    with pytest.raises(ValueError, match="does not take"):
+        plan.schedule(BATCH, (4, 4, 20))
 
 
 def test_five_channels_are_few() -> None:

@@ -24,6 +24,7 @@ from convt3d.cuda.schedule import (
     div_up,
     geometry_macros,
     macros,
+    not_taken,
     problem_macros,
     round_up,
     widest_vector,
@@ -32,6 +33,7 @@ from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
 
 _FEW_CHANNELS = 5  # of the gradient, up to which columns are its channels at all taps
+_PAIRED_VECTOR = 8  # positions of a copy of 16 bytes
 _MAX_ACCUMULATORS = 128
 _MAX_ACCUMULATORS_IEEE = 80
 _MOST_TAPS, _MOST_COLUMNS = 28, 512  # of a CTA
@@ -60,6 +62,7 @@ class WgradPlan:
     resident: int  # CTAs that share a multiprocessor
     positions: tuple[int, int]  # of the largest boxes of x and of the gradient
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # for which tiles are shaped
+    pairs: bool = False  # copies 16-bit rows of W as they lie, where no tap shifts them
 
     # ------------------------------------------------------------ derived sizes
 
@@ -113,6 +116,14 @@ class WgradPlan:
             return p.target_channels_last and p.geometry.out_channels > 1
         return p.source_channels_last and p.geometry.in_channels > 1
 
+    def paired(self, gradient: bool) -> bool:
+        """Whether rows of a tensor are copied as they lie: words are pairs of positions."""
+        g = self.problem.geometry
+        if not (self.pairs and self.half) or self._channels_last(gradient):
+            return False
+        unshifted = math.prod(g.kernel_size) == 1 and g.stride[2] == 1 and g.padding[2] == 0
+        return not gradient or (unshifted and not _taps_in_columns(self.problem))
+
     def _unit(self, axis: int, gradient: bool) -> int:
         """Box positions from one position of x to the next."""
         return self.problem.geometry.stride[axis] if gradient and self.taps[axis] > 1 else 1
@@ -123,6 +134,8 @@ class WgradPlan:
         channels = p.target_channels if gradient else p.source_channels
         if self._channels_last(gradient):
             return widest_vector(channels, bytes_)
+        if self.paired(gradient):
+            return _PAIRED_VECTOR
         stride = p.geometry.stride[2] if gradient else 1
         if stride > 1 and (bytes_ == 4 or self.taps[2] == 1):
             return 1
@@ -130,6 +143,8 @@ class WgradPlan:
 
     def position_words(self, gradient: bool) -> float:
         """Words of shared memory for one position of a box."""
+        if self.paired(gradient):
+            return self.channel_tiles[gradient] / 2
         words = div_up(self.channel_tiles[gradient], 2 if self.half else 1)
         if not (self._channels_last(gradient) or self.half):
             return words
@@ -141,6 +156,8 @@ class WgradPlan:
 
     def box_words(self, gradient: bool) -> int:
         positions = self.positions[gradient]
+        if self.paired(gradient):
+            return (round_up(positions // 2 - 4, 32) + 4) * self.channel_tiles[gradient]
         words = int(self.position_words(gradient))
         if self._channels_last(gradient) or self.half:
             return positions * words
@@ -186,6 +203,8 @@ class WgradPlan:
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         gradient_size = self.problem.geometry.output_size(input_size)
+        if not self._takes(input_size[2]):
+            raise not_taken(self, input_size)
         tile = self.tile_shape(batch, input_size)
         tiles = [div_up(n, t) for n, t in zip(input_size, tile, strict=True)]
         splits = self.splits(tiles[0] * tiles[1] * tiles[2] * batch)
@@ -207,7 +226,13 @@ class WgradPlan:
         )
         elements = self.variants * self.variant_elements
         reduce = KernelSpec(file, "convt3d_reduce", self.macros)
-        return in_two_passes(product, reduce, elements, splits)
+        names = ("source", "target")
+        aligned = tuple(name for i, name in enumerate(names) if self.paired(bool(i)))
+        return in_two_passes(product, reduce, elements, splits, aligned=aligned)
+
+    def _takes(self, width: int) -> bool:
+        """Whether rows of so many positions can be copied so."""
+        return not self.pairs or width % _PAIRED_VECTOR == 0
 
     def describe(self) -> dict[str, str]:
         m, n = self.channel_tiles
@@ -272,6 +297,8 @@ class WgradPlan:
         """Cycles that a position of a box takes to fill, and those that a row adds."""
         words = div_up(self.channel_tiles[gradient], 2 if self.half else 1)
         wide = self.vector(gradient) if not self.half or self._channels_last(gradient) else 1
+        if self.paired(gradient):
+            wide = _PAIRED_VECTOR // 2
         each = words / 32 / wide * _COPY_CYCLES + words * 4 / 32 * _SECTOR_CYCLES
         return each, words * _SECTOR_CYCLES
 
@@ -394,6 +421,18 @@ def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgradPlan]:
             yield WgradPlan(problem, taps, warps, (fm, fn), resident, (1, 1), gpu)
 
 
+def _ways_to_copy(plan: WgradPlan, width: int) -> Iterator[WgradPlan]:
+    """The plan, and that which copies rows as they lie."""
+    yield plan
+    if not ROWS_AS_THEY_LIE:
+        return
+    pairs = replace(plan, pairs=True)
+    if (pairs.paired(False) or pairs.paired(True)) and pairs._takes(width):
+        yield pairs
+
+
+ROWS_AS_THEY_LIE = False
+"""Whether plans that copy rows as they lie are candidates: not before they were timed."""
 _SAMPLES = (64, 128, 256, 512)  # positions of x
 
 
@@ -423,7 +462,11 @@ def ranked(
     ``below``: see :func:`~convt3d.cuda.plan.search.cheapest`.
     """
     size, _ = problem.extents(input_size)
-    bases = [(plan.bound(batch, size), plan) for plan in _bases(problem, gpu)]
+    bases = [
+        (plan.bound(batch, size), plan)
+        for base in _bases(problem, gpu)
+        for plan in _ways_to_copy(base, size[2])
+    ]
     if not bases:
         return []
     shapes = _shapes(bases[0][1].depth, size)

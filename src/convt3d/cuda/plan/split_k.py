@@ -29,6 +29,7 @@ def in_two_passes(
     *,
     each: int = 1,
     dependent: bool = True,
+    aligned: tuple[str, ...] = (),
 ) -> Schedule:
     """A product that leaves ``splits`` times so many partial sums, and the pass that adds them.
 
@@ -37,8 +38,9 @@ def in_two_passes(
         elements, splits: partial sums of a split, and how many splits there are.
         each: elements that a thread of the second pass adds up.
         dependent: whether that kernel waits for the first one by itself (see Launch).
+        aligned: see Schedule.
     """
     grid = div_up(elements // each, _THREADS)
     arguments = ("partial", "weight", np.int32(splits), *WEIGHT_STRIDES)
     second = Launch(reduce, grid, _THREADS, 0, arguments, dependent)
-    return Schedule((product, second), {"partial": 4 * elements * splits})
+    return Schedule((product, second), {"partial": 4 * elements * splits}, aligned)

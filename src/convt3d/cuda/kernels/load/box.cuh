@@ -1,15 +1,17 @@
 // A box of positions of an activation tensor, copied to shared memory by a whole CTA.
 //
-// In shared memory a *word* is one float or two 16-bit channels. Two arrangements exist:
+// In shared memory a *word* is one float or two 16-bit channels. Three arrangements exist:
 //   plane-major     [word][axis 0][axis 1][axis 2]      planes `plane_pitch` words apart
 //   position-major  [axis 0][axis 1][axis 2][word]      positions `position_pitch` words apart
+//   paired          [channel][axis 0][axis 1][axis 2]   16 bits: plane-major, a word is two positions
 // Along axis 2, positions of equal residue modulo `residues` are stored together, so that every
 // residues-th position is a neighbour. What lies outside the tensor becomes zero.
 //
-// Float32 and channels_last sources move by cp.async; contiguous 16-bit sources pass through
-// registers, where their channels are paired.
+// Float32, channels_last and paired sources move by cp.async; other contiguous 16-bit sources pass
+// through registers, where their channels are paired. A paired box takes tensors whose W and
+// address are multiples of its vector of 8, begins at such a position, and is as wide.
 //
-// A Box supplies what is known at compile time: Type; channels_last, position_major; threads;
+// A Box supplies what is known at compile time: Type; channels_last, position_major, paired; threads;
 // words; residues; vector (elements of one copy, where addresses allow); plane_pitch,
 // position_pitch; channels (of a group), all_channels; step0, step1, step2 (tensor positions from
 // one box position to the next). Its extents are a BoxShape.
@@ -52,8 +54,8 @@ struct Divider {
 template <typename Box>
 struct BoxShape {
   // Vector fills begin at an aligned position, up to vector - 1 before the box's first.
-  static constexpr bool aligned_rows =
-      !Box::channels_last && !Box::position_major && Box::vector > 1 && Box::residues == 1;
+  static constexpr bool aligned_rows = !Box::channels_last && !Box::position_major &&
+                                       !Box::paired && Box::vector > 1 && Box::residues == 1;
   static_assert(Box::channels_last || Box::vector == 1 || Box::residues == 1 ||
                     Box::Type::channels_per_word == 2,
                 "asynchronous vector copies cannot separate residues");
@@ -96,9 +98,12 @@ struct BoxFill {
   CONVT3D_DEVICE BoxFill(const Activation<const Storage>& tensor_, const Shape& shape_)
       : tensor(tensor_), shape(shape_), by_size1(shape_.size1), by_width(1) {
     volume = tensor.volume();
-    vectorised = !Box::channels_last && Box::vector > 1 && tensor.extent[2] % Box::vector == 0 &&
+    vectorised = !Box::channels_last && !Box::paired && Box::vector > 1 &&
+                 tensor.extent[2] % Box::vector == 0 &&
                  reinterpret_cast<uint64_t>(tensor.data) % (Box::vector * sizeof(Storage)) == 0;
-    by_width = Divider(vectorised ? vectors2<Box::vector>() : shape.size2);
+    by_width = Divider(Box::paired  ? shape.size2 / Box::vector
+                       : vectorised ? vectors2<Box::vector>()
+                                    : shape.size2);
   }
 
   /// Positions that an aligned row begins before the box's first one.
@@ -115,6 +120,8 @@ struct BoxFill {
                                  int origin2, uint32_t destination) const {
     if constexpr (Box::channels_last)
       channels_last(base, channel, origin0, origin1, origin2, destination);
+    else if constexpr (Box::paired)
+      paired(base, channel, origin0, origin1, origin2, destination);
     else if (Box::vector > 1 && vectorised)
       contiguous<Box::vector>(base, channel, origin0, origin1, origin2, destination);
     else
@@ -158,6 +165,33 @@ struct BoxFill {
       } else {
         pair_channels<vector>(from, channel, valid, destination, row, x,
                               vector == 1 ? 0 : origin2 - first);
+      }
+    }
+  }
+
+  /// Rows of W as they lie, a vector of positions of a channel at a time.
+  CONVT3D_DEVICE void paired(const Storage* base, int channel, int origin0, int origin1,
+                             int origin2, uint32_t destination) const {
+    constexpr int bytes = Box::vector * int(sizeof(Storage));
+    const int width = shape.size2 / Box::vector;
+    const int items = shape.size0 * shape.size1 * width;
+    for (int item = threadIdx.x; item < items; item += Box::threads) {
+      const int row = by_width.quotient(item);
+      const int x = (item - row * width) * Box::vector;
+      const int slice = by_size1.quotient(row);
+      const int i0 = origin0 + slice * Box::step0;
+      const int i1 = origin1 + (row - slice * shape.size1) * Box::step1;
+      const int i2 = origin2 + x;
+      const bool valid = tensor.inside(i0, i1, i2);
+      const int position = valid ? i0 * tensor.stride0 + i1 * tensor.stride1 + i2 : 0;
+      const Storage* from = base + channel * volume + position;
+      const uint32_t to = destination + uint32_t(sizeof(Storage)) * (row * shape.pitch2 + x);
+#pragma unroll
+      for (int c = 0; c < Box::words; ++c) {
+        const bool live = valid && (Box::channels % Box::words == 0 || channel + c < Box::channels);
+        async_copy<bytes>(to + 4u * c * Box::plane_pitch, from, live);
+        // Past the last channel nothing is read, and the pointer stays inside.
+        if (Box::channels % Box::words == 0 || channel + c + 1 < Box::channels) from += volume;
       }
     }
   }

@@ -105,6 +105,7 @@ struct GatherBox {
   using Type = typename Config::Type;
   static constexpr bool channels_last = Config::source_channels_last;
   static constexpr bool position_major = channels_last;
+  static constexpr bool paired = false;
   static constexpr int threads = Config::threads;
   static constexpr int words = Config::depth * Config::step_words;
   /// Units of several positions: apart by residue, or left in place for wide copies, at the price

@@ -206,6 +206,7 @@ struct StridedBox {
   using Type = typename Config::Type;
   static constexpr bool channels_last = Config::source_channels_last;
   static constexpr bool position_major = channels_last;
+  static constexpr bool paired = false;
   static constexpr int threads = Config::threads;
   static constexpr int words = Config::depth * Config::step_words;
   static constexpr int residues = 1;

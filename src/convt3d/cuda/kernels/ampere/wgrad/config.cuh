@@ -60,11 +60,18 @@ struct AmpereWgradBox {
   /// One channel lies alike in both layouts, and is copied faster as contiguous.
   static constexpr bool channels_last =
       all_channels > 1 && (gradient ? CONVT3D_TARGET_CHANNELS_LAST : CONVT3D_SOURCE_CHANNELS_LAST);
-  static constexpr bool position_major = channels_last || Config::half;
+  static constexpr int vector = gradient ? CONVT3D_TARGET_VECTOR : CONVT3D_SOURCE_VECTOR;
+  /// Whether 16-bit rows of W are copied as they lie: those of a tensor that no tap shifts.
+  static constexpr bool paired = Config::half && !channels_last && vector == 8;
+  static_assert(!paired || !gradient || (Config::taps == 1 && !Config::taps_in_columns &&
+                                         Layer::stride2 == 1 && Layer::padding2 % 8 == 0),
+                "rows that begin at multiples of 8 positions");
+  static constexpr bool position_major = channels_last || (Config::half && !paired);
+  static constexpr int channels_per_word = paired ? 1 : Type::channels_per_word;
   static constexpr int threads = Config::threads;
   static constexpr int tile_channels =
       gradient ? Config::channel_tile_n : Config::channel_tile_m;
-  static constexpr int words = div_up(tile_channels, Type::channels_per_word);
+  static constexpr int words = div_up(tile_channels, channels_per_word);
   // Along an axis of a single tap only every stride-th position of the gradient is of use.
   static constexpr int step0 = gradient && Config::taps0 == 1 ? Layer::stride0 : 1;
   static constexpr int step1 = gradient && Config::taps1 == 1 ? Layer::stride1 : 1;
@@ -74,10 +81,10 @@ struct AmpereWgradBox {
   static constexpr int unit1 = gradient && Config::taps1 > 1 ? Layer::stride1 : 1;
   static constexpr int unit2 = gradient && Config::taps2 > 1 ? Layer::stride2 : 1;
   static constexpr int residues = unit2;
-  static constexpr int vector = gradient ? CONVT3D_TARGET_VECTOR : CONVT3D_SOURCE_VECTOR;
   /// Room for the boxes of this kernel's tiles.
   static constexpr int positions = gradient ? CONVT3D_TARGET_POSITIONS : CONVT3D_SOURCE_POSITIONS;
-  static constexpr int plane_pitch = round_up(positions - 4, 32) + 4;
+  static constexpr int positions_per_word = paired ? 2 : 1;
+  static constexpr int plane_pitch = round_up(positions / positions_per_word - 4, 32) + 4;
   static constexpr int position_pitch =
       gradient && Config::taps_in_columns ? words
       : Config::half                      ? (words / 4 % 2 ? words : words + 4)
@@ -85,7 +92,7 @@ struct AmpereWgradBox {
   static constexpr int box_words = position_major
                                        ? positions * position_pitch
                                        : plane_pitch * words;
-  // Where a channel (a pair, for 16-bit types) and a position lie, in words.
+  // Where a channel and a position lie, in words: of a word of two, the next two.
   static constexpr int channel_step = position_major ? 1 : plane_pitch;
   static constexpr int position_step = position_major ? position_pitch : 1;
 };

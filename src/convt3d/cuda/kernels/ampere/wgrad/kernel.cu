@@ -14,6 +14,11 @@
 // columns are the channels at all taps: (tap 0, c 0), (tap 0, c 1), .. (tap 1, c 0), .. Each lane
 // then reads the box at the shift of its own column.
 //
+// Boxes of 16-bit channels_last tensors lie position by position, as those of contiguous ones that
+// taps shift, whose channels are paired on the way; ldmatrix transposes their fragments. Contiguous
+// rows that no tap shifts may lie as in memory: their words are pairs of positions, as fragments
+// want them.
+//
 // Shared memory: two buffers of [x box][gradient box]; at the end, the sums of warps_k - 1
 // position shares. Pipeline: cp.async, double-buffered, one barrier a tile.
 //
@@ -54,7 +59,7 @@ struct Variant {
 /// x fragment: rows are channels, depth is positions. `base` is the lane's own address.
 template <typename Config, typename Box>
 CONVT3D_DEVICE void load_rows(uint32_t (&raw)[4], uint32_t base) {
-  if constexpr (Config::half) {
+  if constexpr (Config::half && !Box::paired) {
     load_matrix_x4_transposed(base, raw);
   } else {
     raw[0] = load_shared(base);
@@ -65,7 +70,7 @@ CONVT3D_DEVICE void load_rows(uint32_t (&raw)[4], uint32_t base) {
 }
 template <typename Config, typename Box>
 CONVT3D_DEVICE void load_columns(uint32_t (&raw)[2], uint32_t base) {
-  if constexpr (Config::half) {
+  if constexpr (Config::half && !Box::paired) {
     load_matrix_x2_transposed(base, raw);
   } else {
     raw[0] = load_shared(base);
@@ -121,7 +126,7 @@ struct TapColumns {
 /// Address of a lane's first element of a fragment, relative to the box.
 template <typename Config, typename Box>
 CONVT3D_DEVICE uint32_t lane_offset(int lane, bool rows) {
-  if constexpr (Config::half) {
+  if constexpr (Config::half && !Box::paired) {
     // ldmatrix: matrix l / 8, row (position) l % 8; x fragments pair up channels first.
     const int matrix = lane / 8;
     const int position = lane % 8 + 8 * (rows ? matrix / 2 : matrix % 2);
@@ -202,14 +207,14 @@ CONVT3D_DEVICE void grad_weight(const AmpereWgradArguments<Config>& a) {
 
   const uint32_t lane_m =
       shared_base + lane_offset<Config, Source>(lane, true) +
-      4u * (warp_m * Config::fragments_m * 16 / channels_per_word * Source::channel_step);
+      4u * (warp_m * Config::fragments_m * 16 / Source::channels_per_word * Source::channel_step);
   // Columns of taps lie where TapColumns says; a lane begins at its position.
   const uint32_t lane_n =
       shared_base + 4u * Source::box_words +
       (Config::taps_in_columns
            ? 4u * (lane % 4 * channels_per_word * Gradient::position_step)
            : lane_offset<Config, Gradient>(lane, false) +
-                 4u * (warp_n * Config::fragments_n * 8 / channels_per_word *
+                 4u * (warp_n * Config::fragments_n * 8 / Gradient::channels_per_word *
                        Gradient::channel_step));
   const TapColumns<Config, Gradient> tap_columns(gradient_shape, warp_n * Config::fragments_n * 8,
                                                  lane);
@@ -234,15 +239,16 @@ CONVT3D_DEVICE void grad_weight(const AmpereWgradArguments<Config>& a) {
       const int u0 = by_tile1.quotient(row);
       const int u1 = row - u0 * a.tile1;
       const uint32_t from_m = at_m + 4u * (u0 * source_shape.pitch1 + u1 * source_shape.pitch2 + u2) *
-                                         Source::position_step;
+                                         Source::position_step / Source::positions_per_word;
       const uint32_t from_n = at_n + 4u * (u0 * Gradient::unit0 * gradient_shape.pitch1 +
                                            u1 * Gradient::unit1 * gradient_shape.pitch2 + u2) *
-                                         Gradient::position_step;
+                                         Gradient::position_step / Gradient::positions_per_word;
       typename Math::A x[Config::fragments_m];
 #pragma unroll
       for (int m = 0; m < Config::fragments_m; ++m) {
         uint32_t raw[4];
-        load_rows<Config, Source>(raw, from_m + 4u * m * 16 / channels_per_word * Source::channel_step);
+        load_rows<Config, Source>(
+            raw, from_m + 4u * m * 16 / Source::channels_per_word * Source::channel_step);
         Math::prepare(x[m], raw);
       }
 #pragma unroll
@@ -257,7 +263,7 @@ CONVT3D_DEVICE void grad_weight(const AmpereWgradArguments<Config>& a) {
           else
             load_columns<Config, Gradient>(
                 raw, from_n + 4u * (shift * Gradient::position_step +
-                                    n * 8 / channels_per_word * Gradient::channel_step));
+                                    n * 8 / Gradient::channels_per_word * Gradient::channel_step));
           typename Math::B g;
           Math::prepare(g, raw);
 #pragma unroll
