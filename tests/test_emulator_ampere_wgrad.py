@@ -156,6 +156,18 @@ def test_rows_of_other_widths_are_not_taken() -> None:
         plan.schedule(BATCH, (4, 4, 20))
 
 
+def test_splits_fill_the_gpu_once_and_share_tiles_evenly() -> None:
+    problem = Problem("grad_weight", layer((16, 8), 3, 1, 1), TF32)
+    for _, plan in ranked(problem, BATCH, (4, 4, 16), FEW)[:20]:
+        once = max(1, plan.resident * FEW.multiprocessors // plan.variants)
+        for tiles in (1, 2, 7, 8, 9, 100, 1001):
+            splits = plan.splits(tiles)
+            rounds = -(-tiles // splits)
+            assert splits <= min(once, tiles)
+            assert rounds == -(-tiles // min(once, tiles)), "no more rounds than all CTAs need"
+            assert (splits - 1) * rounds < tiles, "and none without a tile"
+
+
 def test_five_channels_are_few() -> None:
     size = (4, 4, 16)
     for channels, columns in ((5, True), (6, False)):
