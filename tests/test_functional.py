@@ -386,6 +386,41 @@ def test_no_grad_and_inference_mode() -> None:
         conv(frozen, w)
 
 
+@pytest.mark.parametrize("repeat", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_inference_mode_wins_over_enable_grad(repeat: bool, inside: bool) -> None:
+    w = torch.randn(4, 6, 3, 3, 3, requires_grad=True)
+    outside = torch.randn(2, 4, 3, 4, 5)
+    with torch.inference_mode():
+        x = torch.randn(2, 4, 3, 4, 5) if inside else outside
+        if repeat:
+            conv(x, w)
+        with torch.enable_grad():
+            got, want = conv(x, w), torch.conv_transpose3d(x, w)
+    assert got.is_inference() and want.is_inference()
+    assert not got.requires_grad and got.grad_fn is None and not want.requires_grad
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+def test_function_modes_see_the_call_and_nothing_else() -> None:
+    seen: list[tuple[str, tuple[int, ...]]] = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            dtypes = {a.dtype for a in args if isinstance(a, torch.Tensor)}
+            seen.append((func.__name__, tuple(sorted(map(str, dtypes)))))
+            return func(*args, **(kwargs or {}))
+
+    x, w = torch.randn(2, 4, 3, 4, 5), torch.randn(4, 6, 3, 3, 3)
+    for function in (torch.conv_transpose3d, conv):
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16), Mode():
+                function(x, w, None, 2)
+    assert seen == 4 * [("conv_transpose3d", ("torch.float32",))]
+
+
 def test_checkpoint_and_saved_tensor_hooks() -> None:
     case = CASES["stride 2"]
     x, w, b = operands(case, requires_grad=True)

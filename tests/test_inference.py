@@ -457,3 +457,33 @@ def test_a_fused_model_compiles_to_the_same_tail() -> None:
     targets = {node.target for node in graph.graph.nodes}
     assert torch.ops.convt3d.conv_transpose3d_fused.default in targets
     torch.testing.assert_close(graph(x, *values)[0], expected)
+
+
+class _InFloat32(nn.Module):
+    """The result of a network in float32, whatever it computes in."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.network(x)
+        return y.float()
+
+
+def test_outputs_of_a_finer_type_may_differ_by_the_rounding_of_layers() -> None:
+    network = nn.Sequential(
+        nn.Conv3d(2, 16, 3, padding=1), nn.BatchNorm3d(16), nn.ReLU(), nn.Conv3d(16, 3, 1)
+    )
+    for _ in range(5):
+        network(torch.randn(4, 2, 8, 8, 8))
+    model = convt3d.convert(_InFloat32(network).eval())
+    x = torch.randn(2, 2, 8, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        want = model(x)
+        convt3d.fuse(model, x)
+        got = model(x)
+    assert not any(module._forward_hooks for module in model.modules())
+    assert isinstance(network[1], Folded)
+    difference = (got - want).abs().max() / want.abs().max()
+    assert 1e-3 < difference < 5e-2  # more than float32's own allowance

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from convt3d.bench import shapes, tune
 from convt3d.bench.tune import jobs
 from convt3d.cuda import tuning
 from convt3d.cuda.plan import choose, table
+from convt3d.cuda.plan.search import with_problem
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.geometry import Geometry
 from convt3d.operations import OPERATIONS
@@ -96,14 +98,39 @@ def test_it_is_asked_before_the_cost_models() -> None:
         assert table.recall(problem, batch, size, gpu) is None
 
 
-def test_a_bias_of_the_epilogue_changes_nothing() -> None:
-    row = next(row for row in ROWS if row["key"].startswith("forward"))
+@pytest.mark.parametrize("operation", ["forward", "grad_weight"])
+def test_with_and_without_a_bias_a_plan_is_the_same(operation: str) -> None:
+    """One of the epilogue, or the gradient by it: that comes along, or is a pass of its own."""
+    row = next(row for row in ROWS if row["key"].startswith(operation))
     problem, batch, size = problem_of(row["key"])
+    known = table.recall(problem, batch, size, GPU)
     other = table.recall(replace(problem, bias=not problem.bias), batch, size, GPU)
-    assert other is not None and other.plan.problem.bias is not problem.bias
-    by_weight = next(row for row in ROWS if row["key"].startswith("grad_weight"))
-    problem, batch, size = problem_of(by_weight["key"])
-    assert table.recall(replace(problem, bias=True), batch, size, GPU) is None
+    assert known is not None and other is not None
+    assert other.plan.problem.bias is not problem.bias
+    assert with_problem(other.plan, problem) == known.plan
+
+
+def test_the_bias_of_a_strided_conv3d_has_plans_of_its_own() -> None:
+    row = next(row for row in ROWS if row["key"].startswith("grad_input"))
+    problem, batch, size = problem_of(row["key"])
+    assert table.recall(replace(problem, bias=not problem.bias), batch, size, GPU) is None
+
+
+def test_winners_of_all_layers_with_a_bias_are_found() -> None:
+    """What a training step asks for is not what was timed: it brings the gradient by bias."""
+    seen = 0
+    for shape in shapes.select(["transposed"]):
+        problem = choose.problem_for(
+            "grad_weight", shape.geometry, torch.bfloat16, channels_last=True
+        )
+        size = (*shape.input_size,)
+        alone, said = choose.decide(problem, shape.batch, size, GPU)
+        both = replace(problem, bias=True)
+        plan, why = choose.decide(both, shape.batch, size, GPU)
+        if "timed" in said:
+            seen += 1
+            assert why == said and plan == with_problem(alone, both), shape.name
+    assert seen > 5
 
 
 def test_a_plan_that_does_not_fit_is_not_taken() -> None:

@@ -202,6 +202,19 @@ def test_transforms_and_tracing_are_noticed() -> None:
 
 
 @pytest.mark.usefixtures("opaque")
+def test_another_number_of_threads_is_noticed() -> None:
+    """PyTorch takes oneDNN for such a layer where there are several: the strides differ."""
+    threads = torch.get_num_threads()
+    w = torch.randn(4, 5, 1, 1, 1)
+    x = torch.randn(2, 4, 3, 3, 3).to(memory_format=torch.channels_last_3d)
+    try:
+        for number in (2, 1, 2):
+            torch.set_num_threads(number)
+            check(x, w, None)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_under_autocast_a_layer_is_found_by_its_own_weight(
     forwards: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from convt3d.bench import shapes, tune
 from convt3d.cuda import compiler, plan, tuning, winners
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.search import with_problem
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.geometry import Geometry
 from convt3d.layout import strides
@@ -150,6 +152,24 @@ def test_a_damaged_file_is_ignored_and_replaced(cache: Path, content: str) -> No
     tuned(measure)
     winners.forget()
     assert planned() == favourite
+
+
+def test_a_winner_by_weight_serves_with_the_gradient_by_bias(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = replace(PROBLEM, operation="grad_weight")
+    both = replace(alone, bias=True)
+    plans = tuning.candidates(alone, BATCH, SIZE, GPU, 8)
+    favourite = plans[-1]
+    assert plan.plan_problem(both, BATCH, SIZE, GPU) != with_problem(favourite, both)
+    tuning.tune(alone, BATCH, SIZE, GPU, lambda one: 1.0 if one == favourite else 2.0, 8)
+    assert plan.plan_problem(both, BATCH, SIZE, GPU) == with_problem(favourite, both)
+
+    def refusing(*_: object) -> None:
+        raise ValueError("does not take them")
+
+    monkeypatch.setattr(type(favourite), "schedule", refusing)
+    assert plan.plan_problem(both, BATCH, SIZE, GPU) != with_problem(favourite, both)
 
 
 def test_a_plan_that_is_no_more_is_ignored(cache: Path) -> None:

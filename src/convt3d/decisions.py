@@ -23,6 +23,7 @@ MAX_CALLS = 4096
 """How many kinds of calls are remembered."""
 
 _benchmark = torch._C._get_cudnn_benchmark
+_threads = torch.get_num_threads
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _Guards = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 
@@ -44,18 +45,19 @@ def guard(*tensors: Tensor) -> Callable[..., bool] | None:
 class Settings:
     """The switches and the device that a decision was made under; None where they do not matter."""
 
-    __slots__ = ("benchmark", "device", "onednn", "precision")
+    __slots__ = ("benchmark", "device", "onednn", "precision", "threads")
 
     def __init__(self, tensor: Tensor) -> None:
         self.device = tensor.device.index if tensor.is_cuda else None
         self.onednn = None if tensor.is_cuda else onednn_enabled()
+        self.threads = None if tensor.is_cuda else _threads()  # PyTorch's layout depends on them
         self.precision = conv_switch() if tensor.dtype == torch.float32 else None
         self.benchmark = _benchmark()
 
     def hold(self) -> bool:
         return (
             (
-                self.onednn is onednn_enabled()
+                (self.onednn is onednn_enabled() and self.threads == _threads())
                 if self.device is None
                 else self.device == _current_device()
             )

@@ -40,6 +40,16 @@ def _transforming() -> bool:
 _transforming._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def in_function_mode() -> bool:
+    """Whether a TorchFunctionMode is to see the call before anything is done with its tensors."""
+    return _function_modes() != 0
+
+
+def records_gradients() -> bool:
+    """Whether autograd records operations now; inference mode wins over ``enable_grad``."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
 def dispatcher_needed() -> bool:
     """Whether a mode (fake tensors, tracing, profiling, default device) must see the operator."""
     return _dispatch_modes() != 0 or _function_modes() != 0 or _tracing()

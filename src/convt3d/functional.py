@@ -20,7 +20,14 @@ from convt3d.arguments import (
     normalise,
     triple,
 )
-from convt3d.dispatch import DTYPES, dispatcher_needed, plain, pytorch_needed
+from convt3d.dispatch import (
+    DTYPES,
+    dispatcher_needed,
+    in_function_mode,
+    plain,
+    pytorch_needed,
+    records_gradients,
+)
 from convt3d.distributed import prepare
 from convt3d.eager import Checked, apply
 from convt3d.geometry import Geometry
@@ -125,14 +132,14 @@ def _call(
 ) -> Tensor:
     """Either layer; here and in ``Parameters`` ``output_padding`` is None for conv3d."""
     owner = weight
-    if not _is_compiling():
+    if not _is_compiling() and not in_function_mode():
         if _autocast_anywhere():
             input, weight, bias = cast_as_autocast(input, weight, bias)
         recipe = recall(
             input, weight, bias, stride, padding, output_padding, groups, dilation, owner
         )
         if recipe is not None:
-            if recipe.differentiable and torch.is_grad_enabled():
+            if recipe.differentiable and records_gradients():
                 if recipe.left:
                     return _pytorch(input, weight, bias, recipe.parameters)
                 return apply(input, weight, bias, recipe)
@@ -227,7 +234,7 @@ def _eager(
     if not batched:
         input = input.unsqueeze(0)
     layer = layer_of(input, weight, geometry)
-    differentiable = torch.is_grad_enabled() and (
+    differentiable = records_gradients() and (
         input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     )
     if differentiable:

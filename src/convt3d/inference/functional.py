@@ -7,7 +7,7 @@ from torch import Tensor
 
 from convt3d import backends
 from convt3d.arguments import Ints, Parameters
-from convt3d.dispatch import dispatcher_needed, plain, pytorch_needed
+from convt3d.dispatch import dispatcher_needed, plain, pytorch_needed, records_gradients
 from convt3d.functional import (
     cast_as_autocast,
     checked_geometry,
@@ -74,7 +74,7 @@ def _epilogue(
         return None
     input, weight, bias = cast_as_autocast(input, weight, bias)
     tensors = [tensor for tensor in (input, weight, bias) if tensor is not None]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if records_gradients() and any(tensor.requires_grad for tensor in tensors):
         return None
     if not plain(input, weight, bias) or dispatcher_needed() or input.dim() != 5:
         return None

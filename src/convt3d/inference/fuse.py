@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -195,7 +195,9 @@ def fuse(model: _Model, *inputs: Any) -> _Model:
             new.append(layer)
     if inputs:
         try:
-            _compare(before, _outputs(model, inputs))
+            with _result_types(new) as types:
+                after = _outputs(model, inputs)
+            _compare(before, after, types)
         except Exception:
             unfold(model, lambda layer, name: layer in new)
             raise
@@ -481,14 +483,35 @@ def _outputs(model: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor]:
     return [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _compare(before: list[Tensor], after: list[Tensor]) -> None:
-    """RuntimeError where outputs differ by more than the rounding of folded weights."""
+@contextlib.contextmanager
+def _result_types(layers: Sequence[nn.Module]) -> Iterator[set[torch.dtype]]:
+    """The types of the results of layers that run meanwhile; autocast may choose them."""
+    types: set[torch.dtype] = set()
+
+    def note(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        types.add(output.dtype)
+
+    hooks = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        yield types
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _compare(before: list[Tensor], after: list[Tensor], types: set[torch.dtype]) -> None:
+    """RuntimeError where outputs differ by more than the rounding of folded weights.
+
+    Outputs of a finer type than those of the layers, ``types``, have the rounding of these.
+    """
+    coarsest = max((_TOLERANCE.get(dtype, _LOW_TOLERANCE) for dtype in types), default=0.0)
     for old, new in zip(before, after, strict=True):
         if old.is_complex():
             old, new = torch.view_as_real(old), torch.view_as_real(new)
         if not old.is_floating_point() or old.numel() == 0:
             continue
-        allowed = _TOLERANCE.get(old.dtype, _LOW_TOLERANCE) * old.abs().max().item()
+        share = max(coarsest, _TOLERANCE.get(old.dtype, _LOW_TOLERANCE))
+        allowed = share * old.abs().max().item()
         error = (old.double() - new.double()).abs().max().item()
         if not error <= allowed:
             raise RuntimeError(

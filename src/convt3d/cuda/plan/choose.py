@@ -11,6 +11,7 @@ import torch
 from convt3d.cuda import choices, winners
 from convt3d.cuda.plan import table
 from convt3d.cuda.plan.families import ranked_plans
+from convt3d.cuda.plan.search import with_problem
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.cuda.workers import Turns
 from convt3d.geometry import Geometry
@@ -117,6 +118,8 @@ def plan_as_given(problem: Problem, batch: int, input_size: tuple[int, ...], gpu
 def decide(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> tuple[Plan, str]:
     """:func:`plan_as_given`, and in a few words what decided."""
     tuned = winners.recall(problem, batch, input_size, gpu)
+    if tuned is None and problem.operation == "grad_weight" and problem.bias:
+        tuned = _tuned_without_bias(problem, batch, input_size, gpu)
     if tuned is not None:
         return tuned, "the fastest when candidates were timed on this GPU"
     winner = table.recall(problem, batch, input_size, gpu)
@@ -125,6 +128,21 @@ def decide(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) 
     key = (problem, batch, tuple(input_size), gpu)
     with _turns.of(key):  # a thread that asks for what another one plans waits for it
         return _plan(*key), MODELS
+
+
+def _tuned_without_bias(
+    problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu
+) -> Plan | None:
+    """The winner where the gradient by weight was timed alone, if it takes that by bias along."""
+    alone = winners.recall(replace(problem, bias=False), batch, input_size, gpu)
+    if alone is None:
+        return None
+    plan = with_problem(alone, problem)
+    try:
+        plan.schedule(batch, input_size)
+    except ValueError:
+        return None
+    return plan
 
 
 MODELS = "the cost models"

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from convt3d.cuda.schedule import Problem
+
 Base = TypeVar("Base")
 Priced = TypeVar("Priced")
 
@@ -14,6 +16,13 @@ def with_tile(plan: Priced, **choices: object) -> Priced:
     """The plan with other choices of its tile."""
     any_plan: Any = plan
     other: Priced = replace(any_plan, tile=replace(any_plan.tile, **choices))
+    return other
+
+
+def with_problem(plan: Priced, problem: Problem) -> Priced:
+    """The same choices for a problem that they serve as well."""
+    any_plan: Any = plan
+    other: Priced = replace(any_plan, problem=problem)
     return other
 
 
