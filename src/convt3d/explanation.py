@@ -397,20 +397,13 @@ def _cuda_choice(
     if beyond_32_bits(shape.x_size[2:], shape.y_size[2:]):
         return Choice(operation, portable.PYTORCH, "a channel has 2^31 elements or more")
     problem = plan.problem_for(operation, shape.geometry, dtype, channels_last, bias=shape.bias)
+    if operation == "grad_weight" and shape.bias:  # a training step asks for both gradients at once
+        problem = replace(problem, bias=True)
     benchmark = torch.backends.cudnn.benchmark
     reason = cudnn.left_to_pytorch(problem, shape.batch, shape.input_size, gpu, benchmark)
     if reason is not None:
         return Choice(operation, portable.PYTORCH, reason)
-    chosen_plan = plan.plan_for(
-        operation,
-        shape.geometry,
-        shape.input_size,
-        shape.batch,
-        dtype,
-        channels_last,
-        bias=shape.bias,
-        gpu=gpu,
-    )
+    chosen_plan = plan.plan_problem(problem, shape.batch, shape.input_size, gpu)
     facts = dict(chosen_plan.describe())
     facts["arithmetic"] = chosen_plan.problem.arithmetic.value
     choice = Choice(operation, facts.pop("kernel", type(chosen_plan).__name__), "", facts)
