@@ -260,7 +260,7 @@ for (int i = tid; i < 64; i += 128) floats[i] = x[i];
 fence_async_proxy();
 __syncthreads();
 if (tid == 0) {
-  tma_store_5d(map, 4, 0, 0, 1, 0, base);
+  tma_store_5d_streaming(map, 4, 0, 0, 1, 0, base);
   bulk_commit();
   bulk_wait<0>();
 }

@@ -578,7 +578,7 @@ def time_shapes(arguments):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kernels", default="", help="a pattern, such as WgmmaFlat, for plans")
+    parser.add_argument("--kernels", default="", help="a pattern, such as WgmmaSweep, for plans")
     commands = parser.add_subparsers(required=True)
     checking = commands.add_parser("check")
     checking.add_argument("--count", type=int, default=200)

@@ -150,7 +150,7 @@ def fusion_refusal(
         return "PyTorch's operator runs it"
     if not hasattr(module, "fused"):
         return f"no kernel has an epilogue on {tensor.device.type}"
-    if dtype != tensor.dtype and not getattr(module, "FUSED_CONVERTS", False):
+    if dtype != tensor.dtype:
         return f"no kernel writes {dtype} from {tensor.dtype}"
     call = (operation, geometry, tensor.dtype, batch, input_size, channels_last, tensor.device)
     reason: str | None = _optional(module, "left_to_pytorch", *call)
@@ -187,9 +187,8 @@ def fused(
 ) -> Tensor:
     """:func:`forward` or :func:`grad_input`, then an element-wise tail.
 
-    A backend may have a function of this name and these parameters, those from ``dtype`` on
-    excepted, whose kernels run the tail in their epilogue; one that converts there, too, sets
-    ``FUSED_CONVERTS`` and takes ``dtype``. Elsewhere PyTorch's operators follow.
+    A backend may have a function of this name and these parameters, ``dtype`` excepted, whose
+    kernels run the tail in their epilogue. Elsewhere PyTorch's operators follow.
 
     Args:
         operation: "forward" or "grad_input" of a transposed layer.
@@ -215,8 +214,6 @@ def fused(
         arguments = (operation, source, weight, bias, geometry, input_size, channels_last)
         if dtype == source.dtype:
             return run(*arguments, fusion, operands, into)
-        if getattr(module, "FUSED_CONVERTS", False):
-            return run(*arguments, fusion, operands, into, dtype=dtype)
         result = run(*arguments, fusion, operands)
     else:
         if operation == "forward":

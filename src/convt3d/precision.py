@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -28,10 +29,8 @@ def _reader() -> Callable[[], object]:
     getter = getattr(torch._C, "_get_fp32_precision_getter", None)
     if getter is not None:  # a seventh of the time of the public property below
         return partial(getter, "cuda", "conv")
-    conv = getattr(torch.backends.cudnn, "conv", None)
-    if conv is not None:
-        return lambda: conv.fp32_precision
-    return lambda: torch.backends.cudnn.allow_tf32
+    conv: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    return lambda: conv.fp32_precision
 
 
 conv_switch: Callable[[], object] = _reader()

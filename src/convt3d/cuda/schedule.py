@@ -280,9 +280,9 @@ class TensorMap:
 class Launch:
     """One kernel launch.
 
-    ``arguments`` come in this order, as the kernel's parameters do: pointers, given by the name of
-    a tensor ("source", "weight", "target", "bias": null where absent) or workspace; tensor maps;
-    numbers, as numpy scalars or the names of the weight's strides ("weight_stride_in", "_out",
+    ``arguments`` are in the order of the kernel's parameters: pointers, given by the name of a
+    tensor ("source", "weight", "target", "bias": null where absent) or workspace, and tensor maps;
+    then numbers, as numpy scalars or the names of the weight's strides ("weight_stride_in", "_out",
     "_d", "_h", "_w", 64 bits each, in elements).
 
     ``dependent``: the kernel may start while the one before it still runs, once all blocks of that

@@ -30,11 +30,6 @@ CONVT3D_DEVICE void mbarrier_expect(uint32_t barrier, uint32_t bytes,
                                     emulator::Site site = emulator::Site::here()) {
   emulator::mbarrier_expect(barrier, bytes, site);
 }
-/// Arrive once all cp.async of this thread so far have landed; counts as one of the arrivals.
-CONVT3D_DEVICE void mbarrier_arrive_after_copies(uint32_t barrier,
-                                                 emulator::Site site = emulator::Site::here()) {
-  emulator::mbarrier_arrive_after_copies(barrier, site);
-}
 CONVT3D_DEVICE bool mbarrier_try_wait(uint32_t barrier, uint32_t parity,
                                       emulator::Site site = emulator::Site::here()) {
   return emulator::mbarrier_try_wait(barrier, parity, site);
@@ -51,14 +46,9 @@ CONVT3D_DEVICE void named_barrier_sync(int barrier, int threads,
                                        emulator::Site site = emulator::Site::here()) {
   emulator::barrier(barrier, threads, true, "named_barrier_sync", site);
 }
-CONVT3D_DEVICE void named_barrier_arrive(int barrier, int threads,
-                                         emulator::Site site = emulator::Site::here()) {
-  emulator::barrier(barrier, threads, false, "named_barrier_arrive", site);
-}
 
 // ---------------------------------------------------------------- clusters
 
-CONVT3D_DEVICE uint32_t cluster_rank() { return emulator::cluster_rank(); }
 CONVT3D_DEVICE void cluster_sync(emulator::Site site = emulator::Site::here()) {
   emulator::cluster_barrier(site);
 }

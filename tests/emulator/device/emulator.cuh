@@ -32,7 +32,6 @@ void warp_barrier(unsigned mask, Site site);
 
 /// All threads of a cluster.
 void cluster_barrier(Site site);
-unsigned cluster_rank();
 
 enum class Shuffle { index, up, down, exclusive_or };
 unsigned long long shuffle(Shuffle kind, unsigned mask, unsigned long long value, int lane,
@@ -75,7 +74,6 @@ void mma(Operand type, float* c, const unsigned* a, const unsigned* b, Site site
 void mbarrier_init(unsigned barrier, unsigned arrivals, Site site);
 void mbarrier_init_fence();
 void mbarrier_arrive(unsigned barrier, Site site);
-void mbarrier_arrive_after_copies(unsigned barrier, Site site);
 void mbarrier_expect(unsigned barrier, unsigned bytes, Site site);
 bool mbarrier_try_wait(unsigned barrier, unsigned parity, Site site);
 void mbarrier_wait(unsigned barrier, unsigned parity, Site site);

@@ -37,14 +37,10 @@ CONVT3D_DEVICE void tma_load_5d(uint32_t destination, const TensorMap& map, int 
   const int at[] = {c0, c1, c2, c3, c4};
   emulator::tensor_load(destination, &map, at, 5, barrier);
 }
-CONVT3D_DEVICE void tma_store_5d(const TensorMap& map, int c0, int c1, int c2, int c3, int c4,
-                                 uint32_t source) {
-  const int at[] = {c0, c1, c2, c3, c4};
-  emulator::tensor_store(&map, at, 5, source);
-}
 CONVT3D_DEVICE void tma_store_5d_streaming(const TensorMap& map, int c0, int c1, int c2, int c3,
                                            int c4, uint32_t source) {
-  tma_store_5d(map, c0, c1, c2, c3, c4, source);
+  const int at[] = {c0, c1, c2, c3, c4};
+  emulator::tensor_store(&map, at, 5, source);
 }
 /// Contiguous bytes; addresses and size are multiples of 16.
 CONVT3D_DEVICE void bulk_store_streaming(void* destination, uint32_t source, uint32_t bytes) {

@@ -167,13 +167,6 @@ void mbarrier_arrive(unsigned address, Site) {
   arrive(find(address, "mbarrier_arrive", false), "mbarrier_arrive");
 }
 
-// A reader that does not wait for the barrier is a race; so the copies may land at once.
-void mbarrier_arrive_after_copies(unsigned address, Site) {
-  async_commit();
-  async_wait(0);
-  arrive(find(address, "mbarrier_arrive_after_copies", false), "mbarrier_arrive_after_copies");
-}
-
 void mbarrier_expect(unsigned address, unsigned bytes, Site) {
   Mbarrier& barrier = find(address, "mbarrier_expect", false);
   if (barrier.pending == 0) land(barrier);

@@ -296,8 +296,6 @@ void barrier(int id, int threads, bool wait, const char* name, Site site) {
   }
 }
 
-unsigned cluster_rank() { return unsigned(self()->rank); }
-
 void cluster_barrier(Site site) {
   Thread* thread = self();
   Barrier& meeting = machine.cluster_barrier;

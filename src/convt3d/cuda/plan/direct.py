@@ -249,7 +249,7 @@ class DirectWgradPlan:
 
 
 def split_taps(kernel: Triple, limit: int) -> Triple:
-    """A box of at most `limit` taps that divides the kernel evenly, cutting D first, then H."""
+    """A box of at most `limit` taps: near-equal parts of D, then of H, then of W."""
     taps = list(kernel)
     for axis in (0, 1, 2):
         parts = 1

@@ -78,7 +78,6 @@ struct Col2imConfig : Convolution {
   static constexpr int pitch = positions + 4;  // columns 0, 2, 4, 6 begin eight banks apart
   static_assert(pitch % 16 == 4, "lanes of a quarter of a warp store to different banks");
   static constexpr int buffer_bytes = columns * pitch * 4;
-  static constexpr int shared_bytes = weight_bytes + 2 * buffer_bytes;
 };
 
 }  // namespace convt3d

@@ -36,7 +36,6 @@ struct DepthwiseWgradConfig : DirectWgradConfig {
   using Axis2 =
       StaticAxis<false, taps2, stride2, padding2, dilation2, CONVT3D_BLOCK2>;
   // The positions of x that a unit owns, as axes of one tap.
-  using Own0 = StaticAxis<false, 1, 1, 0, 1, 1>;
   using Own1 = StaticAxis<false, 1, 1, 0, 1, CONVT3D_BLOCK1>;
   using Own2 = StaticAxis<false, 1, 1, 0, 1, CONVT3D_BLOCK2>;
   using Steps = SweepSteps<Axis0>;

@@ -36,10 +36,6 @@ CONVT3D_DEVICE void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-/// Arrive once all cp.async of this thread so far have landed; counts as one of the arrivals.
-CONVT3D_DEVICE void mbarrier_arrive_after_copies(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
 CONVT3D_DEVICE bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
@@ -77,18 +73,10 @@ CONVT3D_DEVICE void fence_async_proxy() {
 CONVT3D_DEVICE void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-CONVT3D_DEVICE void named_barrier_arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
 
 // ---------------------------------------------------------------- clusters
 // Blocks that run together and reach each other's shared memory.
 
-CONVT3D_DEVICE uint32_t cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
 /// All threads of a cluster.
 CONVT3D_DEVICE void cluster_sync() {
   asm volatile(

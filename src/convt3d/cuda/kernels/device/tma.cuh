@@ -56,15 +56,7 @@ CONVT3D_DEVICE void tma_load_5d(uint32_t destination, const TensorMap& map, int 
       "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
       : "memory");
 }
-CONVT3D_DEVICE void tma_store_5d(const TensorMap& map, int c0, int c1, int c2, int c3, int c4,
-                                 uint32_t source) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(
-          &map),
-      "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(source)
-      : "memory");
-}
-/// The same, to be evicted from L2 first, as what streaming stores write.
+/// To be evicted from L2 first, as what streaming stores write.
 CONVT3D_DEVICE void tma_store_5d_streaming(const TensorMap& map, int c0, int c1, int c2, int c3,
                                            int c4, uint32_t source) {
   asm volatile(

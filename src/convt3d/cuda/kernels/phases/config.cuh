@@ -124,9 +124,6 @@ struct PhasesConfig : Convolution {
   static constexpr bool lanes_leave = !CONVT3D_BY_MAP;
   static constexpr int a_stage_readers = arrivals_of(4 * CONVT3D_CONSUMERS, lanes_leave);
   static constexpr int fillers = transposed ? 32 * transposers : 1;  // threads that bring boxes
-  /// Slices that the walked taps of axis 0 reach.
-  static constexpr int box_slices =
-      ((phased > 0 ? Axis0::max_taps : 1) - 1) * (dilation0 / gcd(stride0, dilation0)) + 1;
   static constexpr int most_walked =
       (phased > 0 ? Axis0::max_taps : 1) * (phased > 1 ? Axis1::max_taps : 1);
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");
