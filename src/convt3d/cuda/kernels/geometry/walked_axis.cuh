@@ -1,14 +1,10 @@
 // Axes of strided layers whose phases may be work tiles of their own. Such an axis is walked, tap
 // by tap, at run time; of the others all slots are in registers and all taps unrolled.
 #pragma once
+#include "device/select.cuh"
 #include "geometry/axis.cuh"
 
 namespace convt3d {
-
-template <bool Condition, typename Yes, typename No>
-struct Select { using Type = Yes; };
-template <typename Yes, typename No>
-struct Select<false, Yes, No> { using Type = No; };
 
 /// What is left to unroll of an axis whose phases and taps are walked at run time.
 struct WalkedTap {

@@ -9,7 +9,7 @@ namespace convt3d {
 struct PatchConfig : PatchProduct {
   /// CTAs that share the chunks of a tile, each with sums of its own that are added afterwards.
   static constexpr int splits = CONVT3D_SPLITS;
-  using Target = typename Choose<splits == 1, Type, Float32>::Result;
+  using Target = typename Select<splits == 1, Type, Float32>::Type;
   static constexpr int bytes = sizeof(Storage);
   static constexpr int vector = 16 / bytes;  // elements
   /// channels_last: rows of a product are the source's own, and A is read from shared memory.

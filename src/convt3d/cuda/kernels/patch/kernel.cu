@@ -180,15 +180,15 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
   constexpr int ahead = Config::ahead, pending = Config::pending;
   // From a shuffle: threadIdx would be read anew for every chunk, behind the loads of fragments.
   const int lane = __shfl_sync(0xffffffffu, int(threadIdx.x), int(threadIdx.x)) % 32;
-  const typename Choose<
+  const typename Select<
       Config::last, NoFragments<Config>,
-      typename Choose<Config::forward, CellFragments<Config>, LineFragments<Config>>::Result>::Result
+      typename Select<Config::forward, CellFragments<Config>, LineFragments<Config>>::Type>::Type
       fragments(warp, lane);
   PatchLaneStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
   const int first_column = store.first_column;
-  using Staging = typename Choose<Config::row_gradient, DgradStaging<Config>,
-                                  PatchStaging<Config>>::Result;
-  typename Choose<Config::staged, Staging, NoStaging>::Result staging(
+  using Staging = typename Select<Config::row_gradient, DgradStaging<Config>,
+                                  PatchStaging<Config>>::Type;
+  typename Select<Config::staged, Staging, NoStaging>::Type staging(
       arguments, work, target_map, base + Config::staging_offset, consumer, box_width);
   const uint32_t source =
       base + consumer * Config::source_stages * Config::source_stage_bytes;

@@ -16,20 +16,12 @@
 // are the slots along W). channels_last sources count every k as a line.
 #pragma once
 #include "device/arithmetic.cuh"
+#include "device/select.cuh"
 #include "epilogue/fusion.cuh"
 #include "geometry/operands.cuh"
 #include "load/box.cuh"
 
 namespace convt3d {
-
-template <bool First, typename A, typename B>
-struct Choose {
-  using Result = A;
-};
-template <typename A, typename B>
-struct Choose<false, A, B> {
-  using Result = B;
-};
 
 struct PatchProduct : Operands {
   using Math = CONVT3D_MATH;

@@ -73,7 +73,7 @@ CONVT3D_DEVICE void consume_split(const PatchArguments<Config>& arguments,
   const CellFragments<Config> fragments(warp, lane);
   PatchLaneStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
   const int first_column = store.first_column;
-  typename Choose<Config::staged, PatchStaging<Config>, NoStaging>::Result staging(
+  typename Select<Config::staged, PatchStaging<Config>, NoStaging>::Type staging(
       arguments, work, target_map, base + Config::staging_offset, consumer, box_width);
   const uint32_t source = base + consumer * Config::source_stages * Config::source_stage_bytes;
   const uint64_t columns = matrix_descriptor_128b(base + Config::weight_offset);

@@ -69,7 +69,7 @@ struct AmperePatchConfig : PatchProduct {
   static_assert((splits - 1) * split_chunks < chunks, "no split is empty");
   static_assert(splits == 1 || !bias, "bias is added once");
   /// What a product writes: elements of the target, or partial sums of them.
-  using Target = typename Choose<splits == 1, Type, Float32>::Result;
+  using Target = typename Select<splits == 1, Type, Float32>::Type;
   static_assert(stages >= 2, "the pipeline needs two stages");
   static_assert(chunk_lines % block_lines == 0, "a chunk is whole blocks of lines");
 
