@@ -165,7 +165,10 @@ def fuses_tensors(
     input_size: Sequence[int],
     channels_last: bool,
 ) -> bool:
-    """Whether a step that reads a tensor of the output's shape is worth it; see the above."""
+    """Whether a step that reads a tensor of the output's shape is faster than a pass of its own.
+
+    The arguments are those of :func:`fusion_refusal`.
+    """
     module = choose(operation, geometry, tensor)
     call = (operation, geometry, tensor.dtype, batch, input_size, channels_last, tensor.device)
     answer: bool | None = _optional(module, "fuses_tensors", *call)

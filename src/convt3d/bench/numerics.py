@@ -166,5 +166,6 @@ def _tf32_rounding(values: Tensor) -> float:
     return float((rounded - values).norm() / values.norm())
 
 
-def _repeats(call: Callable[[], Tensor], first: Tensor, times: int = 3) -> bool:
-    return all(torch.equal(call(), first) for _ in range(times))
+def _repeats(call: Callable[[], Tensor], first: Tensor) -> bool:
+    """Whether three more calls give the same bits."""
+    return all(torch.equal(call(), first) for _ in range(3))

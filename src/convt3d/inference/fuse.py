@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node, Proxy, Tracer
 
 from convt3d.fusion import MAX_STEPS, Fusion, Step
+from convt3d.inference.comparison import compare, outputs, result_types
 from convt3d.inference.functional import conv3d_with_tail, conv_transpose3d_with_tail
 from convt3d.log import log_once
 from convt3d.modules import Conv3d, ConvTranspose3d
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # TF32 rounds folded weights, too
-_LOW_TOLERANCE = 5e-2
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _REPLACED = {"forward", "_conv_forward"}  # by wrappers of a module, in its attributes
 
@@ -187,7 +186,7 @@ def fuse(model: _Model, *inputs: Any) -> _Model:
     if model.training:
         raise RuntimeError("fuse is for inference: call model.eval() first")
     names = Counter(module for _, module in model.named_modules(remove_duplicate=False))
-    before = _outputs(model, inputs) if inputs else []
+    before = outputs(model, inputs) if inputs else []
     new = []
     for root, graph, stored in _graphs(model, parts=bool(inputs)):
         for layer, followers in _adjacent(root, graph, stored, names):
@@ -195,9 +194,9 @@ def fuse(model: _Model, *inputs: Any) -> _Model:
             new.append(layer)
     if inputs:
         try:
-            with _result_types(new) as types:
-                after = _outputs(model, inputs)
-            _compare(before, after, types)
+            with result_types(new) as types:
+                after = outputs(model, inputs)
+            compare(before, after, types)
         except Exception:
             unfold(model, lambda layer, name: layer in new)
             raise
@@ -472,49 +471,3 @@ def unfold(model: nn.Module, wanted: Callable[[nn.Module, str], bool]) -> None:
             layer._parameters.update(parameters._parameters)
         del layer.kept, layer.fusion, layer.folded
         layer.__class__ = _PLAIN[type(layer)]
-
-
-# --- Checking ------------------------------------------------------------------------------------
-
-
-def _outputs(model: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor]:
-    with torch.no_grad():
-        leaves = torch.utils._pytree.tree_leaves(model(*inputs))
-    return [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor)]
-
-
-@contextlib.contextmanager
-def _result_types(layers: Sequence[nn.Module]) -> Iterator[set[torch.dtype]]:
-    """The types of the results of layers that run meanwhile; autocast may choose them."""
-    types: set[torch.dtype] = set()
-
-    def note(layer: nn.Module, inputs: Any, output: Tensor) -> None:
-        types.add(output.dtype)
-
-    hooks = [layer.register_forward_hook(note) for layer in layers]
-    try:
-        yield types
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _compare(before: list[Tensor], after: list[Tensor], types: set[torch.dtype]) -> None:
-    """RuntimeError where outputs differ by more than the rounding of folded weights.
-
-    Outputs of a finer type than those of the layers, ``types``, have the rounding of these.
-    """
-    coarsest = max((_TOLERANCE.get(dtype, _LOW_TOLERANCE) for dtype in types), default=0.0)
-    for old, new in zip(before, after, strict=True):
-        if old.is_complex():
-            old, new = torch.view_as_real(old), torch.view_as_real(new)
-        if not old.is_floating_point() or old.numel() == 0:
-            continue
-        share = max(coarsest, _TOLERANCE.get(old.dtype, _LOW_TOLERANCE))
-        allowed = share * old.abs().max().item()
-        error = (old.double() - new.double()).abs().max().item()
-        if not error <= allowed:
-            raise RuntimeError(
-                f"the fused model's output differs by {error:.3g}, more than {allowed:.3g}: some "
-                "module is used in a way that the trace does not show. Nothing was folded"
-            )

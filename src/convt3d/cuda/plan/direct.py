@@ -135,7 +135,7 @@ def ranked(
 ) -> list[tuple[float, Plan]]:
     """The CUDA-core plan of any problem whatever, at no cost that could be compared."""
     if problem.operation == "grad_weight":
-        return [(math.inf, choose_grad_weight(problem, batch, input_size, gpu))]
+        return [(math.inf, choose_grad_weight(problem, gpu))]
     return [(math.inf, choose_gather(problem))]
 
 
@@ -259,9 +259,7 @@ def split_taps(kernel: Triple, limit: int) -> Triple:
     return (taps[0], taps[1], taps[2])
 
 
-def choose_grad_weight(
-    problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu
-) -> DirectWgradPlan:
+def choose_grad_weight(problem: Problem, gpu: Gpu) -> DirectWgradPlan:
     """Splits fill the GPU several times over, within the workspace limit."""
     taps = split_taps(problem.geometry.kernel_size, _MAX_TAPS)
     base = DirectWgradPlan(problem, taps, 1)

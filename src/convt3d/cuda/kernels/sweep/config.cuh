@@ -1,4 +1,4 @@
-// The compile-time description of one warp-specialised gather kernel and of its packed weights.
+// The compile-time description of one sweep kernel and of its packed weights.
 // The macros are set by plan/sweep/.
 #pragma once
 #include "device/pipeline.cuh"
@@ -28,8 +28,9 @@ struct SweepConfig : Convolution {
   static constexpr int consumers = 2;
   static constexpr int blocks = CONVT3D_BLOCKS;
   static constexpr int fill_warps = CONVT3D_FILL_WARPS;
-  /// Pairs of positions that a filling thread has of a plane, and has in flight.
+  /// Pairs of positions of a plane that a filling thread loads.
   static constexpr int fill_pairs = CONVT3D_FILL_PAIRS;
+  /// Of these, how many are in flight at once.
   static constexpr int fill_batch = CONVT3D_FILL_BATCH;
   static constexpr int warpgroup_rows = 64 * blocks;
   static constexpr int rows = consumers * warpgroup_rows;
@@ -65,7 +66,7 @@ struct SweepConfig : Convolution {
   /// the tensor core, whose adder truncates. So many sets of them are in flight.
   static constexpr int product_sets = CONVT3D_PRODUCT_SETS;
   static_assert((product_sets > 0) == (parts > 1), "split products have sums of their own");
-  /// A set is of a chain of neighbouring taps of axis 2.
+  /// Neighbouring taps of axis 2 whose products one set adds up.
   static constexpr int chain_taps = CONVT3D_CHAIN_TAPS;
   static constexpr int chains = div_up(Axis2::kernel, chain_taps);
   /// Where many sets are added to an output, forward, they are added up in parts: those of so
@@ -119,7 +120,8 @@ struct SweepConfig : Convolution {
   static constexpr int reach2 = (Axis2::shifts - 1) / residues2;
 
   // The epilogue: a table of a warpgroup's rows, eight bytes each slot, and for contiguous
-  // targets one or two buffers of staged columns. 16-bit ones pass by stmatrix, sixteen at once.
+  // targets one or two buffers of staged columns. 16-bit ones of one slot along axis 2 pass by
+  // stmatrix, sixteen at once.
   static constexpr int slots2 = Axis2::slots;
   static constexpr int row_elements = warpgroup_rows * slots2;
   static constexpr int table_bytes = 8 * row_elements;

@@ -1,4 +1,4 @@
-// The producers of the warp-specialised gather: one warp streams packed weights with bulk copies,
+// The producers of a sweep: one warp streams packed weights with bulk copies,
 // the others gather source boxes through registers, where float32 is rounded to TF32 (or split
 // into two TF32 parts) and channels that are far apart become quads of words.
 #pragma once

@@ -1,4 +1,4 @@
-// Packs the weights of a warp-specialised gather: the stages of sweep/config.cuh, rounded to TF32
+// Packs the weights of a sweep: the stages of sweep/config.cuh, rounded to TF32
 // or split into two TF32 parts where they are float32. One thread writes the four words of one
 // stacked column. Runs before every product: weights are never stale.
 #undef CONVT3D_WGMMA_USES

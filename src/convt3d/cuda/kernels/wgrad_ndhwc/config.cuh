@@ -27,9 +27,9 @@ struct WgradNdhwcConfig : Layer {
   static_assert(!transposes || (source_atom == 32 && target_atom == 32), "rows of 128 bytes");
   /// All atoms of the gradient in a group: of the same channels, taps along D, W, then H.
   static constexpr int atoms = div_up(target_channels, target_atom) * taps;
-  /// All taps along H share a box of some more lines: each begins some lines on, a whole number
-  /// of swizzle patterns. A step's box is then lines of a multiple of eight positions of one
-  /// slice, all lines are in x, and it has all positions that products take.
+  /// All taps along H share a box that has the lines between them, too: each tap's begins some
+  /// lines on, a whole number of swizzle patterns. A step's box is then whole lines of one slice,
+  /// as wide as a multiple of eight positions, and products take exactly its positions.
   static constexpr bool shares = CONVT3D_SHARES;
   static constexpr int strip = shares ? kernel1 : 1;  // atoms of a box
   static_assert(!shares || stride1 == 1, "neighbouring lines for neighbouring taps");

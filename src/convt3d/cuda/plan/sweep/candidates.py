@@ -108,7 +108,7 @@ def _with_pipelines(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[Wgm
 def _with_kept_weights(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaSweepPlan]:
     """The most boxes of the wanted positions that fit beside all weights of a column tile.
 
-    Without turns and, but for split products, with them.
+    One that does not take ping-pong and, but for split products, one that does.
     """
     room = gpu.shared_for()
     if plan.set_bytes > room:

@@ -31,7 +31,7 @@ _PIECES = 1.08
 # value), sweeping along H instead of D, each of a consumer's blocks of rows beyond two.
 _TWO_STAGES, _KEPT_WEIGHTS, _SWAPPED = 1.1, {1: 1.02, 2: 1.045}, 1.015
 _LARGE_TILE = 1.06
-# What consumers of two blocks take that take turns, and others.
+# Factors of ping-pong: of consumers of two blocks, and of others.
 _PING_PONG, _OTHER_PING_PONG = 0.99, 1.01
 
 
@@ -145,7 +145,7 @@ def call_cycles(
     plan: SweepProducts, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]
 ) -> float:
     """Estimated cycles of one call with the best of these lines."""
-    # The other plans were timed and priced without.
+    # The costs of gradients and of split products are fitted without that factor.
     cut = plan.parts == 1 and plan.problem.forward
     return min(
         line_cycles(plan, line, source, target)

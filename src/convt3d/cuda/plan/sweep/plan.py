@@ -24,7 +24,7 @@ from convt3d.cuda.schedule import (
 
 @dataclass(frozen=True)
 class WgmmaSweepPlan(SweepProducts):
-    """A kernel for one problem on one kind of GPU."""
+    """The launches of a sweep kernel for one problem on one kind of GPU."""
 
     @functools.cached_property
     def macros(self) -> tuple[tuple[str, str], ...]:

@@ -19,8 +19,8 @@ SPARE_REGISTERS = 32  # of a consumer beside its accumulators
 _BARRIER_BYTES = 256
 _MAX_STAGED = 64  # 16-bit columns that the epilogue stages at once
 _LONGEST_CHAIN = 8  # taps of a set of split products
-# Shared memory beyond which 28 KB of L1 are left, not 60, and lines of the source that several
-# loads of a large tile share are gone between these.
+# With more shared memory L1 keeps 28 KB instead of 60, and loses lines of the source before the
+# last of a large tile's loads that share them.
 _MOST_SHARED = 196 * 1024
 
 
@@ -85,7 +85,7 @@ def shared_pitch(axis: Axis, source: int, target: int) -> int:
 
 @dataclass(frozen=True)
 class SweepProducts:
-    """A kernel for one problem on one kind of GPU."""
+    """What the plan of a sweep kernel follows from: problem, tile and the sizes of its parts."""
 
     problem: Problem
     tile: SweepTile
@@ -150,7 +150,8 @@ class SweepProducts:
         """Neighbouring taps of axis 2 whose split products are a set.
 
         Adding sets errs by the root of how many there are, chaining products by how many a chain
-        has: the error is least where the cube of these is a quarter of all, and flat around it.
+        has: the error is least where the cube of these is a quarter of all, and flat around it. So
+        up to twice all are allowed, since fewer sets are faster.
         """
         if self.parts == 1:
             return 1
@@ -249,12 +250,12 @@ class SweepProducts:
 
     @property
     def large(self) -> bool:
-        """Whether boxes are filled from many lines."""
+        """Whether a box has so many rows or planes that its loads share lines of the source."""
         return self.tile.blocks > 2 or self.tile.planes > 1
 
     @property
     def leaves_l1(self) -> bool:
-        """Whether L1 has room for the lines that boxes are filled from."""
+        """Whether L1 keeps the lines that a large tile's loads share; small ones need none."""
         return not self.large or self.parts > 1 or self.shared_bytes <= _MOST_SHARED
 
     @functools.cached_property
