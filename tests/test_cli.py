@@ -240,6 +240,8 @@ def test_explain_draws_every_layer_in_a_screen(name: str) -> None:
             assert any(line.endswith(sketch.work) for line in lines)
             if sketch.work_tiles is not None and not sketch.split:
                 assert 0 < sketch.ctas <= sketch.work_tiles * sketch.steps
+            drawn = sketch.m > 0 and sketch.n > 0
+            assert drawn != ("CUDA cores" in choice.runs_as), choice.runs_as
             if choice.runs_as.startswith("gather"):  # a CTA has one tile
                 assert sketch.ctas == sketch.work_tiles
 

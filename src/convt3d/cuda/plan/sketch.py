@@ -21,6 +21,7 @@ from convt3d.cuda.plan import (
     rows,
     sweep,
     wgrad,
+    wgrad_ndhwc,
 )
 from convt3d.cuda.schedule import Launch, Plan, Problem, div_up
 from convt3d.geometry import Triple
@@ -96,7 +97,7 @@ _Tile = tuple[int, int, str, int | None]
 
 @singledispatch
 def _tile(plan: Plan, at: _Extents) -> _Tile:
-    """M, N, the K loop and the number of work tiles."""
+    """M, N, the K loop and the number of work tiles; CUDA cores form no product."""
     return 0, 0, "", None
 
 
@@ -218,6 +219,11 @@ def _(plan: col2im.Col2imPlan, at: _Extents) -> _Tile:
 @_tile.register
 def _(plan: wgrad.WgmmaWgradPlan, at: _Extents) -> _Tile:
     return plan.cta_blocks * 64, plan.columns, "", plan.tiles * plan.row_tiles
+
+
+@_tile.register
+def _(plan: wgrad_ndhwc.WgmmaWgradNdhwcPlan, at: _Extents) -> _Tile:
+    return *plan.extents, "", plan.tiles
 
 
 @_tile.register
