@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import convt3d
 from support.checks import check_same_error
@@ -145,10 +147,41 @@ def test_devices_must_agree() -> None:
         convt3d.conv_transpose3d(_f(*_X), _f(*_W).to("meta"))
 
 
+class _Dispatches(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, _Dispatches])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_an_output_without_voxels_is_refused(device: str) -> None:
-    # PyTorch's own backends disagree here: oneDNN and meta return an empty tensor, others refuse.
-    x, w = _f(2, 4, 2, 1, 1).to(device), _f(4, 6, 1, 1, 1).to(device)
+@pytest.mark.parametrize(
+    ("size", "weight", "padding"),
+    [((2, 4, 2, 2, 2), (4, 2, 3, 3, 3), 2), ((2, 4, 2, 1, 1), (4, 6, 1, 1, 1), (1, 0, 0))],
+)
+def test_an_output_without_voxels_is_as_pytorchs(
+    device: str,
+    mode: Callable[[], contextlib.AbstractContextManager[Any]],
+    size: tuple[int, ...],
+    weight: tuple[int, ...],
+    padding: Any,
+) -> None:
+    """PyTorch's own backends disagree: some return an empty tensor, others refuse."""
+    x, w = torch.ones(size, device=device), torch.ones(weight, device=device)
+
+    def result(function: Callable[..., torch.Tensor]) -> torch.Size | str:
+        try:
+            with mode():
+                return function(x, w, padding=padding).shape
+        except RuntimeError as error:
+            return str(error)
+
+    want = result(torch.conv_transpose3d)
+    assert "Output size is too small" in want if isinstance(want, str) else 0 in want
+    assert result(convt3d.conv_transpose3d) == want
+
+
+def test_an_output_without_voxels_is_refused() -> None:
+    x, w = _f(2, 4, 2, 1, 1), _f(4, 6, 1, 1, 1)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # of several, PyTorch takes oneDNN for so small a layer
     try:

@@ -294,17 +294,22 @@ def _dispatched(
         return _pytorch(input, weight, bias, parameters)
     input, weight, bias = cast_as_autocast(input, weight, bias)
     stride, padding, output_padding, groups, dilation = parameters
-    geometry, batched = check(
-        input.shape,
-        weight.shape,
-        None if bias is None else bias.shape,
-        triple("stride", stride),
-        triple("padding", padding),
-        triple("output_padding", 0 if output_padding is None else output_padding),
-        group_count(groups),
-        triple("dilation", dilation),
-        output_padding is not None,
-    )
+    try:
+        geometry, batched = check(
+            input.shape,
+            weight.shape,
+            None if bias is None else bias.shape,
+            triple("stride", stride),
+            triple("padding", padding),
+            triple("output_padding", 0 if output_padding is None else output_padding),
+            group_count(groups),
+            triple("dilation", dilation),
+            output_padding is not None,
+        )
+    except RuntimeError:
+        if _is_compiling():
+            raise
+        return _pytorch(input, weight, bias, parameters)  # its error, or an output without elements
     check_types(input, weight, bias)
     prepare(input, weight)
     if not batched:
