@@ -34,6 +34,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 import convt3d  # noqa: E402
 from convt3d.bench.network_worker import leave_untuned  # noqa: E402
 from convt3d.bench.networks import UNet3d  # noqa: E402
+from convt3d.bench.record import record_text  # noqa: E402
 from convt3d.environment import environment  # noqa: E402
 from support import distributed_checks  # noqa: E402
 
@@ -93,7 +94,7 @@ def main() -> None:
             "correct": correct,
             "rows": rows,
         }
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+        arguments.out.write_text(record_text(record))
     if not all(correct.values()):
         raise SystemExit("a sharded layer differs")
 

@@ -52,7 +52,7 @@ def records_gradients() -> bool:
 
 def dispatcher_needed() -> bool:
     """Whether a mode (fake tensors, tracing, profiling, default device) must see the operator."""
-    return _dispatch_modes() != 0 or _function_modes() != 0 or _tracing()
+    return _dispatch_modes() != 0 or in_function_mode() or _tracing()
 
 
 def plain(input: Any, weight: Any, *others: Any) -> bool:

@@ -397,8 +397,6 @@ def _cuda_choice(
     if beyond_32_bits(shape.x_size[2:], shape.y_size[2:]):
         return Choice(operation, portable.PYTORCH, "a channel has 2^31 elements or more")
     problem = plan.problem_for(operation, shape.geometry, dtype, channels_last, bias=shape.bias)
-    if operation == "grad_weight" and shape.bias:  # a training step asks for both gradients at once
-        problem = replace(problem, bias=True)
     benchmark = torch.backends.cudnn.benchmark
     reason = cudnn.left_to_pytorch(problem, shape.batch, shape.input_size, gpu, benchmark)
     if reason is not None:

@@ -21,22 +21,20 @@ def digits(value: float) -> float:
 
 
 def record_text(values: Mapping[str, Any]) -> str:
-    """A record as JSON: a line for each row, or for each entry of a table by name."""
-    parts = []
-    for name, value in values.items():
-        if name in ("rows", "files"):
-            ends = "[]" if isinstance(value, list) else "{}"
-            lines = (
-                [json.dumps(row) for row in value]
-                if isinstance(value, list)
-                else [f"{json.dumps(key)}: {json.dumps(row)}" for key, row in value.items()]
-            )
-            text = ",\n".join(f"  {line}" for line in lines)
-            parts.append(f" {json.dumps(name)}: {ends[0]}\n{text}\n {ends[1]}")
-        else:
-            parts.append(f" {json.dumps(name)}: {json.dumps(value)}")
-    body = ",\n".join(parts)
-    return f"{{\n{body}\n}}\n"
+    """A record as JSON: each value in a line, of ``rows`` and ``files`` each entry."""
+    members = [
+        f" {json.dumps(name)}: "
+        + (_in_lines(value) if name in ("rows", "files") else json.dumps(value))
+        for name, value in values.items()
+    ]
+    return "{\n" + ",\n".join(members) + "\n}\n"
+
+
+def _in_lines(entries: Sequence[Any] | Mapping[str, Any]) -> str:
+    if isinstance(entries, Mapping):
+        lines = [f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
+        return "{\n" + ",\n".join(lines) + "\n }"
+    return "[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in entries) + "\n ]"
 
 
 @dataclass

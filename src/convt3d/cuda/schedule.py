@@ -69,6 +69,15 @@ class Problem:
     def forward(self) -> bool:
         return self.operation == "forward"
 
+    @property
+    def with_other_bias(self) -> Problem | None:
+        """The problem with a bias, or without, for which the same plans are the fastest.
+
+        A forward pass adds it in the epilogue; a gradient by weight brings that by bias along, or
+        leaves it to a pass of its own. Of a gradient by input :meth:`canonical` tells.
+        """
+        return None if self.operation == "grad_input" else replace(self, bias=not self.bias)
+
     def canonical(self, input_size: Sequence[int]) -> tuple[Problem, Triple]:
         """The problem that plans are made for, and the spatial size of its layer's input.
 

@@ -52,7 +52,7 @@ def problem_for(
         operation,
         geometry,
         arithmetic or arithmetic_for(dtype, geometry.groups),
-        bias=bias and operation != "grad_weight",
+        bias=bias,
     )
     if isinstance(channels_last, tuple):
         source, target = channels_last
@@ -86,7 +86,7 @@ def plan_for(
         dtype: float32, float16 or bfloat16.
         channels_last: layout of both activations, of which one that is read and has one channel
             counts as NCDHW; or of (source, target) as Problem defines them.
-        bias: whether the result has one added.
+        bias: whether the result has one added, or a gradient by weight comes with that by bias.
         arithmetic: overrides what PyTorch's switches ask for.
         gpu: whose properties to plan for; an H200 if absent.
         canonical: False asks for a plan of this very operation (see :meth:`Problem.canonical`).
@@ -118,8 +118,8 @@ def plan_as_given(problem: Problem, batch: int, input_size: tuple[int, ...], gpu
 def decide(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) -> tuple[Plan, str]:
     """:func:`plan_as_given`, and in a few words what decided."""
     tuned = winners.recall(problem, batch, input_size, gpu)
-    if tuned is None and problem.operation == "grad_weight" and problem.bias:
-        tuned = _tuned_without_bias(problem, batch, input_size, gpu)
+    if tuned is None:
+        tuned = _tuned_with_other_bias(problem, batch, input_size, gpu)
     if tuned is not None:
         return tuned, "the fastest when candidates were timed on this GPU"
     winner = table.recall(problem, batch, input_size, gpu)
@@ -130,14 +130,15 @@ def decide(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) 
         return _plan(*key), MODELS
 
 
-def _tuned_without_bias(
+def _tuned_with_other_bias(
     problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu
 ) -> Plan | None:
-    """The winner where the gradient by weight was timed alone, if it takes that by bias along."""
-    alone = winners.recall(replace(problem, bias=False), batch, input_size, gpu)
-    if alone is None:
+    """The winner of the problem with a bias or without, if that plan takes this one."""
+    other = problem.with_other_bias
+    known = None if other is None else winners.recall(other, batch, input_size, gpu)
+    if known is None:
         return None
-    plan = with_problem(alone, problem)
+    plan = with_problem(known, problem)
     try:
         plan.schedule(batch, input_size)
     except ValueError:

@@ -50,14 +50,12 @@ class Winner:
 def recall(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) -> Winner | None:
     """The plan that was the fastest for these very extents on such a GPU, or None.
 
-    A forward pass that was timed without a bias, which its epilogue adds, serves as one with it,
-    and the other way round; so does a gradient by weight, which may bring that by bias along.
+    What was timed without a bias serves with it, and the other way round.
     """
     lines = _lines(_TABLES.get((gpu.capability, gpu.multiprocessors)))
     keys = [key_of(problem, batch, input_size)]
-    if problem.operation != "grad_input":
-        other = dataclasses.replace(problem, bias=not problem.bias)
-        keys.append(key_of(other, batch, input_size))
+    if problem.with_other_bias is not None:
+        keys.append(key_of(problem.with_other_bias, batch, input_size))
     line = next((lines[key] for key in keys if key in lines), None)
     if line is None:
         return None

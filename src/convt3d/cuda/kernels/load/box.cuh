@@ -101,9 +101,7 @@ struct BoxFill {
     vectorised = !Box::channels_last && !Box::paired && Box::vector > 1 &&
                  tensor.extent[2] % Box::vector == 0 &&
                  reinterpret_cast<uint64_t>(tensor.data) % (Box::vector * sizeof(Storage)) == 0;
-    by_width = Divider(Box::paired  ? shape.size2 / Box::vector
-                       : vectorised ? vectors2<Box::vector>()
-                                    : shape.size2);
+    by_width = Divider(Box::paired || vectorised ? vectors2<Box::vector>() : shape.size2);
   }
 
   /// Positions that an aligned row begins before the box's first one.
@@ -121,7 +119,7 @@ struct BoxFill {
     if constexpr (Box::channels_last)
       channels_last(base, channel, origin0, origin1, origin2, destination);
     else if constexpr (Box::paired)
-      paired(base, channel, origin0, origin1, origin2, destination);
+      contiguous<Box::vector>(base, channel, origin0, origin1, origin2, destination);
     else if (Box::vector > 1 && vectorised)
       contiguous<Box::vector>(base, channel, origin0, origin1, origin2, destination);
     else
@@ -132,6 +130,7 @@ struct BoxFill {
   /// Vectors that cover a row wherever its aligned start lies.
   template <int vector>
   CONVT3D_DEVICE int vectors2() const {
+    if constexpr (Box::paired) return shape.size2 / vector;
     return vector == 1 ? shape.size2 : (shape.size2 + 2 * (vector - 1)) / vector;
   }
 
@@ -152,46 +151,21 @@ struct BoxFill {
       const bool valid = tensor.inside(i0, i1, i2);
       const int position = valid ? i0 * tensor.stride0 + i1 * tensor.stride1 + i2 : 0;
       const Storage* from = base + channel * volume + position;
-      if constexpr (Type::channels_per_word == 1) {
-        const uint32_t to = destination + 4u * (row * shape.pitch2 + shape.column_of(x));
+      if constexpr (Type::channels_per_word == 1 || Box::paired) {
+        constexpr int bytes = sizeof(Storage);
+        const uint32_t to =
+            destination + uint32_t(bytes) * (row * shape.pitch2 + shape.column_of(x));
 #pragma unroll
         for (int word = 0; word < Box::words; ++word) {
           const bool live =
               valid && (Box::channels % Box::words == 0 || channel + word < Box::channels);
-          async_copy<4 * vector>(to + 4u * word * Box::plane_pitch, from, live);
+          async_copy<bytes * vector>(to + 4u * word * Box::plane_pitch, from, live);
           // Past the last channel nothing is read, and the pointer stays inside.
           if (Box::channels % Box::words == 0 || channel + word + 1 < Box::channels) from += volume;
         }
       } else {
         pair_channels<vector>(from, channel, valid, destination, row, x,
                               vector == 1 ? 0 : origin2 - first);
-      }
-    }
-  }
-
-  /// Rows of W as they lie, a vector of positions of a channel at a time.
-  CONVT3D_DEVICE void paired(const Storage* base, int channel, int origin0, int origin1,
-                             int origin2, uint32_t destination) const {
-    constexpr int bytes = Box::vector * int(sizeof(Storage));
-    const int width = shape.size2 / Box::vector;
-    const int items = shape.size0 * shape.size1 * width;
-    for (int item = threadIdx.x; item < items; item += Box::threads) {
-      const int row = by_width.quotient(item);
-      const int x = (item - row * width) * Box::vector;
-      const int slice = by_size1.quotient(row);
-      const int i0 = origin0 + slice * Box::step0;
-      const int i1 = origin1 + (row - slice * shape.size1) * Box::step1;
-      const int i2 = origin2 + x;
-      const bool valid = tensor.inside(i0, i1, i2);
-      const int position = valid ? i0 * tensor.stride0 + i1 * tensor.stride1 + i2 : 0;
-      const Storage* from = base + channel * volume + position;
-      const uint32_t to = destination + uint32_t(sizeof(Storage)) * (row * shape.pitch2 + x);
-#pragma unroll
-      for (int c = 0; c < Box::words; ++c) {
-        const bool live = valid && (Box::channels % Box::words == 0 || channel + c < Box::channels);
-        async_copy<bytes>(to + 4u * c * Box::plane_pitch, from, live);
-        // Past the last channel nothing is read, and the pointer stays inside.
-        if (Box::channels % Box::words == 0 || channel + c + 1 < Box::channels) from += volume;
       }
     }
   }
