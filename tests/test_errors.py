@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import convt3d
 from support.checks import check_same_error
+from support.modes import Dispatches
 
 _X, _W = (2, 4, 3, 4, 5), (4, 6, 3, 3, 3)
 
@@ -147,12 +147,7 @@ def test_devices_must_agree() -> None:
         convt3d.conv_transpose3d(_f(*_X), _f(*_W).to("meta"))
 
 
-class _Dispatches(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("mode", [contextlib.nullcontext, _Dispatches])
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, Dispatches])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize(
     ("size", "weight", "padding"),

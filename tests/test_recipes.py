@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import convt3d
 from convt3d import backends, decisions, ops, recipes
 from support import opaque
+from support.modes import Dispatches
 
 if decisions.guard(torch.ones(1)) is None:
     pytest.skip("this PyTorch has no guards to use", allow_module_level=True)
@@ -153,17 +153,12 @@ class _Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Dispatches(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.usefixtures("opaque")
 @pytest.mark.parametrize(
     "mode",
     [
         _Functions,
-        _Dispatches,
+        Dispatches,
         torch.inference_mode,
         torch.autograd.forward_ad.dual_level,
         lambda: torch.autocast("cpu", torch.float16),

@@ -130,7 +130,6 @@ def fusion_refusal(
     operation: str,
     geometry: Geometry,
     tensor: Tensor,
-    dtype: torch.dtype,
     batch: int,
     input_size: Sequence[int],
     channels_last: bool,
@@ -141,7 +140,6 @@ def fusion_refusal(
         operation: "forward" or "grad_input".
         geometry: of the transposed layer, without SymInts.
         tensor: any of the operands: it tells dtype and device. Fake tensors pass.
-        dtype: of the result.
         batch, input_size: samples, and (D, H, W) of that layer's input.
         channels_last: whether both activations are channels_last_3d.
     """
@@ -150,8 +148,6 @@ def fusion_refusal(
         return "PyTorch's operator runs it"
     if not hasattr(module, "fused"):
         return f"no kernel has an epilogue on {tensor.device.type}"
-    if dtype != tensor.dtype:
-        return f"no kernel writes {dtype} from {tensor.dtype}"
     call = (operation, geometry, tensor.dtype, batch, input_size, channels_last, tensor.device)
     reason: str | None = _optional(module, "left_to_pytorch", *call)
     return reason

@@ -48,29 +48,24 @@ def _fuse(graph: Graph, node: Node) -> Site:
     result = [_example(extent) for extent in output.shape]
     source = [_example(extent) for extent in _argument(node, "input").meta["val"].shape]
     sizes = (result[0], (source if transposed else result)[2:])
-
-    def refusal(dtype: torch.dtype) -> str | None:
-        last = bool(_argument(node, "channels_last"))
-        return backends.fusion_refusal(operation, geometry, output, dtype, *sizes, last)
+    channels_last = bool(_argument(node, "channels_last"))
+    call = (operation, geometry, output, *sizes, channels_last)
 
     def fits(value: Tensor) -> str:
         if not (same(value.stride(), output.stride()) or _one_channel(value, output)):
             return "a result of another memory format"
-        if value.dtype == output.dtype:
-            return ""
-        if value.dtype.itemsize > output.dtype.itemsize:
-            return "a wider result, which the next kernel converts for nothing"
-        return refusal(value.dtype) or ""
+        if value.dtype != output.dtype:
+            return "a result of another type, which the next kernel converts for nothing"
+        return ""
 
     def reads_tensors() -> bool:
-        last = bool(_argument(node, "channels_last"))
-        return backends.fuses_tensors(operation, geometry, output, *sizes, last)
+        return backends.fuses_tensors(*call)
 
-    stopped = refusal(output.dtype)
+    stopped = backends.fusion_refusal(*call)
     if stopped is not None:
         return Site(_label(node), layer, (), stopped)
     tail = tail_of(node, fits, reads_tensors)
-    joined, why = concatenation(tail.end, bool(_argument(node, "channels_last")))
+    joined, why = concatenation(tail.end, channels_last)
     if joined is None and tail.end is node:
         return Site(_label(node), layer, (), tail.stopped)
     written = _written_before(node, tail.end if joined is None else joined.node)
@@ -96,7 +91,6 @@ def _write(graph: Graph, node: Node, tail: Tail, joined: Concatenation | None) -
     """Put the fused operator in the place of the tail's end; says what it does."""
     output: Tensor = node.meta["val"]
     last = tail.end if joined is None else joined.node
-    dtype = tail.end.meta["val"].dtype
     steps, done = list(tail.steps), []
     arguments: list[Any] = list(node.args)
     bias = _as_bias(node, steps, joined is not None)
@@ -115,7 +109,7 @@ def _write(graph: Graph, node: Node, tail: Tail, joined: Concatenation | None) -
             [step.kind for step, _ in steps],
             operands,
             [value for step, _ in steps for value in step.scalars],
-            None if dtype == output.dtype else dtype,
+            None,  # of the dtype of the operands
             [] if joined is None else joined.before,
             [] if joined is None else joined.after,
         ]
@@ -128,7 +122,6 @@ def _write(graph: Graph, node: Node, tail: Tail, joined: Concatenation | None) -
     last.replace_all_uses_with(new)
     _erase(graph, last)
     done += [step.kind for step, _ in steps]
-    done += [str(dtype).partition(".")[2]] if dtype != output.dtype else []
     return (*done, *(["cat"] if joined else []))
 
 

@@ -17,7 +17,7 @@ class Site:
     Args:
         name: the module that called it, or the node of the graph.
         layer: the operator, and the geometry of the transposed layer whose operations run.
-        fused: the kinds of the steps in its epilogue, in order; "bias", "cat" and a dtype, too.
+        fused: the kinds of the steps in its epilogue, in order; "bias" and "cat", too.
         stopped: what ended its tail, in a few words.
     """
 

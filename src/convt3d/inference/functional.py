@@ -87,7 +87,6 @@ def _epilogue(
         operation,
         layer.geometry,
         input,
-        input.dtype,
         input.shape[0],
         layer.size,
         layer.channels_last,
