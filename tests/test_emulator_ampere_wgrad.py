@@ -9,7 +9,6 @@ import torch
 
 from convt3d import reference
 from convt3d.cuda import backend
-from convt3d.cuda.plan import ampere_wgrad
 from convt3d.cuda.plan.ampere_wgrad import WgradPlan, ranked
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Geometry, Triple
@@ -132,10 +131,7 @@ def test_rows_as_they_lie(
     check((case[0], case[1], case[2], case[3]), plans)
 
 
-def test_rows_as_they_lie_are_candidates_where_they_can_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ampere_wgrad, "ROWS_AS_THEY_LIE", True)
+def test_rows_are_copied_as_they_lie_where_they_can_be() -> None:
     for arithmetic, last, width, can in (
         (BF16, False, 16, True),
         (BF16, False, 20, False),
@@ -144,7 +140,7 @@ def test_rows_as_they_lie_are_candidates_where_they_can_be(
     ):
         problem = Problem("grad_weight", layer((16, 8), 3, 1, 1), arithmetic, last, last)
         plans = [plan for _, plan in ranked(problem, BATCH, (4, 4, width), FEW)]
-        assert {plan.pairs for plan in plans} == ({False, True} if can else {False})
+        assert {plan.pairs for plan in plans} == {can}
         assert all(plan.schedule(BATCH, (4, 4, width)) for plan in plans)
 
 

@@ -421,18 +421,17 @@ def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgradPlan]:
             yield WgradPlan(problem, taps, warps, (fm, fn), resident, (1, 1), gpu)
 
 
-def _ways_to_copy(plan: WgradPlan, width: int) -> Iterator[WgradPlan]:
-    """The plan, and that which copies rows as they lie."""
-    yield plan
-    if not ROWS_AS_THEY_LIE:
-        return
+def _copying(plan: WgradPlan, width: int) -> WgradPlan:
+    """The plan that copies rows as they lie, where it can.
+
+    In 109 of 110 pairs of plans for ten layers on an H100 it was faster, 0.7 times as long in the
+    median.
+    """
     pairs = replace(plan, pairs=True)
-    if (pairs.paired(False) or pairs.paired(True)) and pairs._takes(width):
-        yield pairs
+    can = (pairs.paired(False) or pairs.paired(True)) and pairs._takes(width)
+    return pairs if can else plan
 
 
-ROWS_AS_THEY_LIE = False
-"""Whether plans that copy rows as they lie are candidates: not before they were timed."""
 _SAMPLES = (64, 128, 256, 512)  # positions of x
 
 
@@ -462,11 +461,8 @@ def ranked(
     ``below``: see :func:`~convt3d.cuda.plan.search.cheapest`.
     """
     size, _ = problem.extents(input_size)
-    bases = [
-        (plan.bound(batch, size), plan)
-        for base in _bases(problem, gpu)
-        for plan in _ways_to_copy(base, size[2])
-    ]
+    plans = [_copying(base, size[2]) for base in _bases(problem, gpu)]
+    bases = [(plan.bound(batch, size), plan) for plan in plans]
     if not bases:
         return []
     shapes = _shapes(bases[0][1].depth, size)
