@@ -8,6 +8,8 @@ import os
 import pytest
 import torch
 
+from convt3d.cuda.schedule import OPERATIONS
+from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic, arithmetic_for, conv_tf32_allowed
 from support.process import run_python
 
@@ -63,19 +65,61 @@ def test_the_default_allows_tf32() -> None:
     assert conv_tf32_allowed() is True
 
 
+def layer(channels: tuple[int, int], kernel: int, stride: int, groups: int = 1) -> Geometry:
+    k, s = (kernel,) * 3, (stride,) * 3
+    zeros, ones = (0, 0, 0), (1, 1, 1)
+    return Geometry(*channels, k, s, zeros, zeros, ones, groups)
+
+
+DENSE, GROUPED = layer((8, 8), 3, 2), layer((8, 8), 3, 2, groups=2)
+
+
 def test_the_flags_context_is_followed() -> None:
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         assert conv_tf32_allowed() is False
-        assert arithmetic_for(torch.float32, 1) is Arithmetic.IEEE
+        assert arithmetic_for(torch.float32, DENSE, "forward") is Arithmetic.IEEE
     assert conv_tf32_allowed() is True
 
 
-def test_arithmetic() -> None:
-    assert arithmetic_for(torch.float32, 1) is Arithmetic.TF32
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_arithmetic(operation: str) -> None:
+    assert arithmetic_for(torch.float32, DENSE, operation) is Arithmetic.TF32
     # PyTorch's grouped convolutions are float32-grade whatever the switch says.
-    assert arithmetic_for(torch.float32, 2) is Arithmetic.IEEE
-    assert arithmetic_for(torch.float16, 1) is Arithmetic.F16
-    assert arithmetic_for(torch.bfloat16, 4) is Arithmetic.BF16
-    assert arithmetic_for(torch.float64, 1) is Arithmetic.F64
+    assert arithmetic_for(torch.float32, GROUPED, operation) is Arithmetic.IEEE
+    assert arithmetic_for(torch.float16, DENSE, operation) is Arithmetic.F16
+    assert arithmetic_for(torch.bfloat16, GROUPED, operation) is Arithmetic.BF16
+    assert arithmetic_for(torch.float64, DENSE, operation) is Arithmetic.F64
     with pytest.raises(KeyError):
-        arithmetic_for(torch.complex64, 1)
+        arithmetic_for(torch.complex64, DENSE, operation)
+
+
+#: Layers by channels, kernel and stride, and what is float32-grade: output and gradient by input of
+#: contiguous tensors, then of channels_last ones.
+FEW = {
+    ((2, 32), 1, 1): (True, True, True, True),
+    ((32, 3), 1, 1): (True, True, True, True),
+    ((4, 32), 1, 1): (False, False, False, False),
+    ((48, 1), 2, 2): (True, True, True, True),
+    ((16, 1), 2, 2): (True, True, True, True),
+    ((32, 2), 2, 2): (False, False, False, False),  # products count
+    ((96, 3), 4, 4): (False, False, False, False),
+    ((1, 32), 3, 1): (True, False, False, False),
+    ((32, 1), 3, 1): (False, True, False, False),
+    ((32, 1), 3, 2): (False, True, False, False),
+    ((1, 32), 3, 2): (False, False, False, False),  # phases apart
+    ((32, 2), 3, 1): (False, False, False, False),
+    ((64, 1), 4, 2): (False, False, False, False),  # 64 taps
+    ((4, 1), 3, 1): (False, False, False, False),
+}
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_few_channels_are_float32_where_that_costs_nothing(
+    case: tuple[tuple[int, int], int, int],
+) -> None:
+    for last in (False, True):
+        for operation, exact in zip(("forward", "grad_input"), FEW[case][2 * last :], strict=False):
+            wanted = Arithmetic.IEEE if exact else Arithmetic.TF32
+            assert arithmetic_for(torch.float32, layer(*case), operation, last) is wanted
+        by_weight = arithmetic_for(torch.float32, layer(*case), "grad_weight", last)
+        assert by_weight is Arithmetic.TF32

@@ -37,7 +37,7 @@ from convt3d.cuda.epilogue import attach, epilogue_of, settle, starts_aligned
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
 from convt3d.fusion import fusion_of
 from convt3d.geometry import Geometry
-from convt3d.precision import Arithmetic
+from convt3d.precision import Arithmetic, arithmetic_for
 
 DTYPES = {
     Arithmetic.TF32: torch.float32,
@@ -499,10 +499,9 @@ def timing_jobs(arguments, gpu):
         for asked in arguments.operations.split(","):
             shape, operation = given.as_transposed(asked)
             for arithmetic in arguments.arithmetic.split(","):
-                kind = Arithmetic(arithmetic)
-                if kind is Arithmetic.TF32 and shape.geometry.groups > 1:
-                    kind = Arithmetic.IEEE
-                last = arguments.channels_last
+                last, kind = arguments.channels_last, Arithmetic(arithmetic)
+                if kind is Arithmetic.TF32:
+                    kind = arithmetic_for(torch.float32, shape.geometry, operation, last)
                 bias = shape.bias and asked == "forward"
                 problem = Problem(operation, shape.geometry, kind, last, last, bias)
                 size = shape.input_size

@@ -8,11 +8,14 @@ TF32 for convolutions is governed by PyTorch's cuDNN / conv switch alone, never 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+
+from convt3d.geometry import Geometry
 
 
 class Arithmetic(enum.Enum):
@@ -52,15 +55,67 @@ _BY_DTYPE = {
 }
 
 
-def arithmetic_for(dtype: torch.dtype, groups: int) -> Arithmetic:
-    """Arithmetic of a convolution in ``dtype`` under the present switches.
+def arithmetic_for(
+    dtype: torch.dtype,
+    geometry: Geometry,
+    operation: str,
+    channels_last: bool = False,
+    *,
+    tf32: bool | None = None,
+) -> Arithmetic:
+    """Arithmetic of one operation of a transposed layer.
 
-    float32 is TF32 only if allowed and ``groups == 1``: PyTorch's own grouped convolutions are
-    float32-grade whatever the switch says, and nobody may lose accuracy by switching to us.
+    float32 is TF32 only if that is allowed and buys speed. It is float32-grade in grouped layers,
+    as PyTorch's own convolutions are whatever the switch says, and where :func:`tf32_is_no_faster`:
+    there, too, cuDNN computes in float32. Nobody may lose accuracy by switching to us.
+
+    Args:
+        dtype: of the tensors.
+        geometry: of the transposed layer.
+        operation: "forward", "grad_input" or "grad_weight".
+        channels_last: the layout of the result.
+        tf32: whether TF32 is allowed; None: what PyTorch's switch says now.
 
     Raises:
         KeyError: a dtype that has no arithmetic here (complex, integer, float8).
     """
-    if dtype == torch.float32:
-        return Arithmetic.TF32 if groups == 1 and conv_tf32_allowed() else Arithmetic.IEEE
-    return _BY_DTYPE[dtype]
+    if dtype != torch.float32:
+        return _BY_DTYPE[dtype]
+    allowed = conv_tf32_allowed() if tf32 is None else tf32
+    if not allowed or geometry.groups > 1:
+        return Arithmetic.IEEE
+    no_faster = tf32_is_no_faster(geometry, operation, channels_last)
+    return Arithmetic.IEEE if no_faster else Arithmetic.TF32
+
+
+def tf32_is_no_faster(geometry: Geometry, operation: str, channels_last: bool) -> bool:
+    """Whether a forward pass or gradient by input of few channels is as fast float32-grade.
+
+    Memory bounds a layer of kernel == stride with up to 3 channels on one side. CUDA cores bring
+    contiguous results from one channel and up to 27 taps about as fast as matrix units, which such
+    products leave mostly empty.
+    """
+    g = geometry
+    if operation == "grad_weight":
+        return False
+    if g.kernel_size == g.stride and min(g.in_channels, g.out_channels) <= _FEW_CHANNELS:
+        taps = math.prod(g.kernel_size)
+        products = g.in_channels * g.out_channels * taps
+        return products <= _FREE_PRODUCTS * (g.in_channels + g.out_channels * taps)
+    forward = operation == "forward"
+    source, target = g.in_channels, g.out_channels
+    if not forward:
+        source, target = target, source
+    return (
+        source == 1
+        and target >= _MANY_CHANNELS
+        and math.prod(g.kernel_size) <= _FEW_TAPS
+        and not channels_last
+        and not (forward and max(g.stride) > 1)
+    )
+
+
+# See docs/results/few-channels.json for what each of them was measured by.
+_FEW_CHANNELS, _MANY_CHANNELS = 3, 8
+_FREE_PRODUCTS = 7  # of an element that is read or written
+_FEW_TAPS = 27

@@ -39,7 +39,7 @@ SAMPLE_TOLERANCE = {
 
 def tolerance(geometry: Geometry, dtype: torch.dtype, device: str | torch.device) -> float:
     """What :func:`assert_near` allows this layer under the present switches."""
-    arithmetic = arithmetic_for(dtype, geometry.groups)
+    arithmetic = arithmetic_for(dtype, geometry, "grad_weight")
     if torch.device(device).type == "cpu" and arithmetic is Arithmetic.TF32:
         arithmetic = Arithmetic.IEEE
     return _TOLERANCE[arithmetic]

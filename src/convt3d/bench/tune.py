@@ -16,7 +16,7 @@ from convt3d.cuda import plan as plans
 from convt3d.cuda.plan import table as plan_table
 from convt3d.cuda.schedule import Problem
 from convt3d.cuda.tuning import Outcome
-from convt3d.precision import Arithmetic
+from convt3d.precision import arithmetic_for
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,18 +38,14 @@ class Job:
 
     @property
     def problem(self) -> Problem:
-        mode, geometry = MODES[self.mode], self.shape.geometry
-        arithmetic = None
-        if mode.tf32 is not None:
-            tf32 = mode.tf32 and geometry.groups == 1
-            arithmetic = Arithmetic.TF32 if tf32 else Arithmetic.IEEE
+        mode, geometry, last = MODES[self.mode], self.shape.geometry, self.layout == "ndhwc"
         return plans.problem_for(
             self.operation,
             geometry,
             mode.dtype,
-            self.layout == "ndhwc",
+            last,
             bias=self.shape.bias and self.asked == "forward",
-            arithmetic=arithmetic,
+            arithmetic=arithmetic_for(mode.dtype, geometry, self.operation, last, tf32=mode.tf32),
         )
 
     @property

@@ -23,6 +23,7 @@ from convt3d.cuda.workers import Workers
 from convt3d.layer import Layer
 from convt3d.layout import reads_channels_last, strides
 from convt3d.log import logger
+from convt3d.precision import arithmetic_for
 
 
 def gradients(
@@ -42,23 +43,27 @@ def gradients(
     forward = operation.name == "forward"
     on_meta = torch.empty_strided(operation.result_size, operation.result_strides, device="meta")
     gradient_last = reads_channels_last(on_meta)
+
+    def gradient(
+        name: str, layouts: tuple[bool, bool], weight_strides: tuple[int, ...], bias: bool
+    ) -> Operation:
+        return operation._replace(
+            name=name,
+            arithmetic=arithmetic_for(operation.dtype, operation.geometry, name, layouts[1]),
+            layouts=layouts,
+            weight_strides=weight_strides,
+            bias=bias,
+        )
+
     found = []
     if by_source:
         name = "grad_input" if forward else "forward"
-        layouts = (gradient_last, last)
-        found.append(operation._replace(name=name, layouts=layouts, bias=False))
+        found.append(gradient(name, (gradient_last, last), operation.weight_strides, False))
     if by_weight:
         # x and the gradient of y: in a layer that runs grad_input, what it gives is x.
         layouts = (source_last, gradient_last) if forward else (gradient_last, source_last)
         stride = strides(operation.geometry.weight_size, last)
-        found.append(
-            operation._replace(
-                name="grad_weight",
-                layouts=layouts,
-                weight_strides=stride,
-                bias=by_bias and forward,
-            )
-        )
+        found.append(gradient("grad_weight", layouts, stride, by_bias and forward))
     return found
 
 

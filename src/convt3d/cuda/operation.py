@@ -114,7 +114,7 @@ class Operation(NamedTuple):
             source.shape[0],
             tuple(input_size),
             source.dtype,
-            precision.arithmetic_for(source.dtype, geometry.groups),
+            precision.arithmetic_for(source.dtype, geometry, name, layouts[1]),
             layouts,
             tuple(weight_strides),
             bias,

@@ -48,10 +48,11 @@ def problem_for(
     arithmetic: Arithmetic | None = None,
 ) -> Problem:
     """One operation on tensors of one layout; the arguments are those of :func:`plan_for`."""
+    last = channels_last[1] if isinstance(channels_last, tuple) else channels_last
     problem = Problem(
         operation,
         geometry,
-        arithmetic or arithmetic_for(dtype, geometry.groups),
+        arithmetic or arithmetic_for(dtype, geometry, operation, last),
         bias=bias,
     )
     if isinstance(channels_last, tuple):

@@ -121,6 +121,12 @@ def order(problem: Problem) -> Order:
         first = _dense_16_bit(problem)
     if direct.suits(problem):
         first = (depthwise.ranked, direct.ranked, *first)
+    elif direct.widens(problem):
+        # Memory bounds a layer of one tap. Patches of more are better on matrix units.
+        if max(problem.geometry.kernel_size) == 1:
+            first = (direct.ranked, *first)
+        elif not first:
+            compared = (direct.ranked, *compared)
     return Order(first, tuple(family for family in compared if family not in first))
 
 

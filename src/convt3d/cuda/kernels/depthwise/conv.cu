@@ -45,11 +45,6 @@ struct DepthwiseConfig : DirectConfig {
   static constexpr int weight_row = round_up(kernel2 * block_channels, 4);
   static constexpr int weights =
       source_channels * kernel0 * kernel1 * lanes * weight_row;
-  /// Channels of a position that leave as one vector, where blocks are whole.
-  static constexpr int channel_vector =
-      target_channels_last && (packed > 1 || target_channels % block_channels == 0)
-          ? largest_vector(block_channels, 4)
-          : 1;
   static_assert(packed == 1 || (source_channels_last && target_channels_last),
                 "packed groups are neighbours in both tensors");
   static constexpr int staged_warp = 32 * Axis1::slots * Axis2::slots;

@@ -10,12 +10,6 @@
 
 namespace convt3d {
 
-CONVT3D_CONSTEXPR int largest_vector(int positions, int limit) {
-  int vector = 1;
-  while (2 * vector <= limit && positions % (2 * vector) == 0) vector *= 2;
-  return vector;
-}
-
 /// One row of StaticAxis `Axis`; neighbouring positions are `PositionStride` elements apart. Of
 /// each position `Channels` neighbouring elements are read.
 template <typename Axis, typename Type, int Vector, int PositionStride, int Channels = 1>

@@ -41,6 +41,11 @@ struct DirectConfig : Convolution {
                                 source_channels == 1 && target_channels == 1),
                 "packed groups have one channel");
   static constexpr int channel_blocks = groups / packed * blocks_per_group;
+  /// Channels of a position that leave as one vector, where blocks are whole.
+  static constexpr int channel_vector =
+      target_channels_last && (packed > 1 || target_channels % block_channels == 0)
+          ? largest_vector(block_channels, 4)
+          : 1;
   /// Neighbouring threads that work on neighbouring channel blocks (the rest: on units).
   static constexpr int lanes = CONVT3D_LANES;
   static constexpr int threads = 128;

@@ -183,14 +183,17 @@ CONVT3D_DEVICE void direct(const DirectArguments<Config>& a) {
   const int64_t target_volume =
       int64_t(a.target_extent[0]) * a.target_extent[1] * a.target_extent[2];
   constexpr bool target_last = Config::target_channels_last;
+  constexpr int vector = Config::channel_vector;
   const bool pairs = !target_last && a.target_extent[2] % 2 == 0 &&
                      reinterpret_cast<uint64_t>(a.target) % (2 * sizeof(Storage)) == 0;
 #pragma unroll
-  for (int i = 0; i < block_channels; ++i) {
+  for (int i = 0; i < block_channels; i += vector) {
     const int channel = target0 + i;
     if (channel >= Config::target_channels) continue;
     const int64_t all_channel = int64_t(group) * Config::target_channels + channel;
-    const float bias = bias_at<Config>(a.bias, group, channel);
+    float bias[vector];
+#pragma unroll
+    for (int v = 0; v < vector; ++v) bias[v] = bias_at<Config>(a.bias, group, channel + v);
     Storage* target = a.target + sample * all_target * target_volume +
                       (target_last ? all_channel : all_channel * target_volume);
 #pragma unroll
@@ -206,19 +209,23 @@ CONVT3D_DEVICE void direct(const DirectArguments<Config>& a) {
           if (o0 >= a.target_extent[0] || o1 >= a.target_extent[1] || o2 >= a.target_extent[2])
             continue;
           Storage* to = target + (row + o2) * (target_last ? all_target : 1);
-          float value = sum[r0][r1][r2][i] + bias;
-          if constexpr (Fusion::runs)
-            value = fused<Config>(a.fusion, value, group, channel, to - a.target);
+          float value[vector];
+#pragma unroll
+          for (int v = 0; v < vector; ++v) {
+            value[v] = sum[r0][r1][r2][i + v] + bias[v];
+            if constexpr (Fusion::runs)
+              value[v] = fused<Config>(a.fusion, value[v], group, channel + v, to - a.target + v);
+          }
           // Two neighbours along W leave as one store where rows keep them aligned.
           if (Axis2::slots % 2 == 0 && pairs) {
             if (r2 % 2 == 0) {
-              float next = sum[r0][r1][(r2 + 1) % Axis2::slots][i] + bias;
+              float next = sum[r0][r1][(r2 + 1) % Axis2::slots][i] + bias[0];
               if constexpr (Fusion::runs)
                 next = fused<Config>(a.fusion, next, group, channel, to - a.target + 1);
-              store_two<Type>(to, value, next);
+              store_two<Type>(to, value[0], next);
             }
           } else {
-            store_streaming(to, Type::store(value));
+            store_row<Type>(to, value);
           }
         }
       }

@@ -22,6 +22,12 @@ CONVT3D_CONSTEXPR int floor_div(int a, int b) { return (a - floor_mod(a, b)) / b
 CONVT3D_CONSTEXPR int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
 CONVT3D_CONSTEXPR int div_up(int a, int b) { return (a + b - 1) / b; }
 CONVT3D_CONSTEXPR int round_up(int a, int b) { return div_up(a, b) * b; }
+/// The largest power of two, up to `limit`, that divides `count`.
+CONVT3D_CONSTEXPR int largest_vector(int count, int limit) {
+  int vector = 1;
+  while (2 * vector <= limit && count % (2 * vector) == 0) vector *= 2;
+  return vector;
+}
 
 template <bool Forward, int Kernel, int Stride, int Padding, int Dilation, int Block>
 struct StaticAxis {
