@@ -110,11 +110,14 @@ FEW = {
     ((32, 2), 3, 1): (False, False, False, False),
     ((64, 1), 4, 2): (False, False, False, False),  # 64 taps
     ((4, 1), 3, 1): (False, False, False, False),
+    ((64, 3), 7, 2): (True, False, True, False),
+    ((64, 3), 7, 1): (False, False, False, False),
+    ((64, 3), 5, 2): (False, False, False, False),
 }
 
 
 @pytest.mark.parametrize("case", FEW)
-def test_few_channels_are_float32_where_that_costs_nothing(
+def test_layers_of_few_channels_that_are_float32(
     case: tuple[tuple[int, int], int, int],
 ) -> None:
     for last in (False, True):

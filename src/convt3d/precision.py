@@ -65,9 +65,9 @@ def arithmetic_for(
 ) -> Arithmetic:
     """Arithmetic of one operation of a transposed layer.
 
-    float32 is TF32 only if that is allowed and buys speed. It is float32-grade in grouped layers,
-    as PyTorch's own convolutions are whatever the switch says, and where :func:`tf32_is_no_faster`:
-    there, too, cuDNN computes in float32. Nobody may lose accuracy by switching to us.
+    float32 is TF32 only if that is allowed. It is float32-grade whatever the switch says in grouped
+    layers, as PyTorch's own convolutions are, and in those of few channels that :func:`in_float32`
+    names, as cuDNN mostly does: nobody may lose accuracy by switching to us.
 
     Args:
         dtype: of the tensors.
@@ -84,38 +84,37 @@ def arithmetic_for(
     allowed = conv_tf32_allowed() if tf32 is None else tf32
     if not allowed or geometry.groups > 1:
         return Arithmetic.IEEE
-    no_faster = tf32_is_no_faster(geometry, operation, channels_last)
-    return Arithmetic.IEEE if no_faster else Arithmetic.TF32
+    exact = in_float32(geometry, operation, channels_last)
+    return Arithmetic.IEEE if exact else Arithmetic.TF32
 
 
-def tf32_is_no_faster(geometry: Geometry, operation: str, channels_last: bool) -> bool:
-    """Whether a forward pass or gradient by input of few channels is as fast float32-grade.
+def in_float32(geometry: Geometry, operation: str, channels_last: bool) -> bool:
+    """Whether a forward pass or gradient by input of few channels is float32-grade in any case.
 
-    Memory bounds a layer of kernel == stride with up to 3 channels on one side. CUDA cores bring
-    contiguous results from one channel and up to 27 taps about as fast as matrix units, which such
-    products leave mostly empty.
+    - Kernel == stride with up to 3 channels on one side: memory bounds it in either arithmetic.
+    - Contiguous results from one channel and up to 27 taps: CUDA cores bring them about as fast as
+      matrix units, which such products leave mostly empty.
+    - Up to 3 channels of more than 125 taps at strides, as the gradient of a network's input by a
+      stem of kernel 7: cuDNN is far slower there, but exact.
+
+    docs/numerics.md has the times and the errors.
     """
     g = geometry
     if operation == "grad_weight":
         return False
-    if g.kernel_size == g.stride and min(g.in_channels, g.out_channels) <= _FEW_CHANNELS:
-        taps = math.prod(g.kernel_size)
-        products = g.in_channels * g.out_channels * taps
-        return products <= _FREE_PRODUCTS * (g.in_channels + g.out_channels * taps)
-    forward = operation == "forward"
+    taps, forward = math.prod(g.kernel_size), operation == "forward"
     source, target = g.in_channels, g.out_channels
     if not forward:
         source, target = target, source
-    return (
-        source == 1
-        and target >= _MANY_CHANNELS
-        and math.prod(g.kernel_size) <= _FEW_TAPS
-        and not channels_last
-        and not (forward and max(g.stride) > 1)
-    )
+    if g.kernel_size == g.stride and min(source, target) <= _FEW_CHANNELS:
+        products = source * target * taps
+        return products <= _FREE_PRODUCTS * (g.in_channels + g.out_channels * taps)
+    if forward and max(g.stride) > 1:
+        return target <= _FEW_CHANNELS and taps > _MANY_TAPS
+    few_to_many = source == 1 and target >= _MANY_CHANNELS
+    return few_to_many and taps <= _FEW_TAPS and not channels_last
 
 
-# See docs/results/few-channels.json for what each of them was measured by.
 _FEW_CHANNELS, _MANY_CHANNELS = 3, 8
 _FREE_PRODUCTS = 7  # of an element that is read or written
-_FEW_TAPS = 27
+_FEW_TAPS, _MANY_TAPS = 27, 125
