@@ -256,7 +256,7 @@ def case_jobs(gpu):
             kept.setdefault(one_way, job)
     for job in weight_jobs():
         kept.setdefault(way(*job), job)
-    return distinct([*kept.values(), *tile_jobs(gpu), *column_jobs()])
+    return distinct([*kept.values(), *tile_jobs(gpu), *column_jobs(), *wide_jobs()])
 
 
 def tile_jobs(gpu):
@@ -277,6 +277,16 @@ def column_jobs():
     for geometry, size, arithmetic, layouts in CASES:
         for one in plans_for(Problem("grad_weight", geometry, arithmetic, *layouts), size):
             yield one, BATCH, size
+
+
+def wide_jobs():
+    """Test cases of few channels to many on CUDA cores."""
+    from test_emulator_direct import CASES, choose
+    from test_emulator_kernels import BATCH, LAYERS
+
+    for case, _, _ in CASES:
+        size = LAYERS[case.layer][1]
+        yield choose(case.problem, BATCH, size, Gpu()), BATCH, size
 
 
 def weight_jobs():
