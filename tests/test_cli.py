@@ -404,6 +404,33 @@ def test_explain_says_that_the_table_decided() -> None:
     assert "timed on an H200" in explanation.choices[0].decided
 
 
+@pytest.mark.parametrize(
+    "name, operation, why",
+    [
+        ("conv_nnunet_1_32", "forward", "few channels"),
+        ("kb72", "grad_input", "groups"),
+        ("kb61", "forward", None),
+        ("conv_nnunet_1_32", "grad_weight", None),
+    ],
+)
+def test_explain_says_why_products_are_float32_grade(
+    name: str, operation: str, why: str | None
+) -> None:
+    pytest.importorskip("cuda.core")
+
+    def facts() -> dict[str, Any]:
+        told = call("explain", name, "--device", "cuda", "--json").stdout
+        choice: dict[str, Any] = json.loads(told)["choices"][operation]
+        return choice
+
+    found = facts()
+    assert found["arithmetic"] == ("tf32" if why is None else "ieee")
+    assert found.get("because of") == why
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        found = facts()
+    assert found["arithmetic"] == "ieee" and "because of" not in found
+
+
 def test_explain_cuda_plan_without_a_gpu() -> None:
     pytest.importorskip("cuda.core")
     explanation = explain(shapes.named()["kb61"].geometry, (8, 48, 64, 64, 64), device="cuda")

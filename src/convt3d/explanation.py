@@ -17,6 +17,7 @@ from convt3d.geometry import Geometry, Triple
 from convt3d.layout import beyond_32_bits
 from convt3d.operations import OPERATIONS
 from convt3d.polyphase import tapped_phases
+from convt3d.precision import Arithmetic, conv_tf32_allowed
 
 if TYPE_CHECKING:
     from convt3d.cuda.plan.sketch import Sketch
@@ -44,7 +45,8 @@ class Choice:
         if self.sketch is None:
             return [name]
         facts = self.facts
-        texts = [name + (f" ({facts['arithmetic']})" if "arithmetic" in facts else "")]
+        arithmetic = [facts[fact] for fact in ("arithmetic", "because of") if fact in facts]
+        texts = [f"{name} ({', because of '.join(arithmetic)})" if arithmetic else name]
         if "kernels of" in facts:
             texts.append(f"as {facts['kernels of']}")
         if self.sketch.k:
@@ -403,7 +405,9 @@ def _cuda_choice(
         return Choice(operation, portable.PYTORCH, reason)
     chosen_plan = plan.plan_problem(problem, shape.batch, shape.input_size, gpu)
     facts = dict(chosen_plan.describe())
-    facts["arithmetic"] = chosen_plan.problem.arithmetic.value
+    facts["arithmetic"] = problem.arithmetic.value
+    if problem.arithmetic is Arithmetic.IEEE and conv_tf32_allowed():
+        facts["because of"] = "groups" if shape.geometry.groups > 1 else "few channels"
     choice = Choice(operation, facts.pop("kernel", type(chosen_plan).__name__), "", facts)
     return _sketched(choice, problem, chosen_plan, shape, gpu) if sketched else choice
 

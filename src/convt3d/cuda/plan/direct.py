@@ -135,8 +135,8 @@ class DirectPlan:
     def describe(self) -> dict[str, str]:
         return {
             "kernel": "direct, CUDA cores",
-            "unit": "x".join(str(b) if b else "phase" for b in self.blocks)
-            + f" periods x {self.block_channels} channels a thread",
+            "unit": " x ".join(str(b) if b else "one phase" for b in self.blocks)
+            + f" periods, {self.block_channels} channels a thread",
             "weights": "shared memory" if self.weights_shared else "L1",
             "threads": f"{self.threads}, {self.lanes} neighbouring channel blocks",
             "shared memory": f"{self.weight_bytes if self.weights_shared else 0} bytes",
