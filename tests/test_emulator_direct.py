@@ -67,6 +67,8 @@ def test_they_come_first_where_they_are_the_fastest() -> None:
             (replace(of_one, in_channels=3), False),
             (replace(of_one, in_channels=3, kernel_size=(1, 1, 1), padding=(0, 0, 0)), True),
             (replace(of_one, in_channels=5, kernel_size=(1, 1, 1), padding=(0, 0, 0)), False),
+            # Weights that shared memory does not keep.
+            (replace(of_one, in_channels=2, kernel_size=(11, 7, 7), padding=(5, 3, 3)), False),
         ):
             for arithmetic in (IEEE, Arithmetic.TF32):
                 problem = Problem("forward", geometry, arithmetic, False, last)

@@ -153,8 +153,9 @@ def ranked(
     """The CUDA-core plan of any problem whatever; only :func:`widens` knows costs to compare."""
     if problem.operation == "grad_weight":
         return [(math.inf, choose_grad_weight(problem, gpu))]
-    cost = _cost(problem, batch, input_size, gpu) if widens(problem) else math.inf
-    return [(cost, choose_gather(problem))]
+    plan = choose_gather(problem)
+    known = widens(problem) and plan.weights_shared
+    return [(_cost(problem, batch, input_size, gpu) if known else math.inf, plan)]
 
 
 def _cost(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) -> float:
