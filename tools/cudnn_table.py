@@ -1,12 +1,13 @@
 """Times layers with our kernels and with PyTorch as it comes, for the table of cudnn.py.
 
     python tools/cudnn_table.py --shape all          rows of another GPU than an H200 name it
-    python tools/cudnn_table.py --shape kb61,n=2,in=64,out=32,size=64,k=3,p=1
+    python tools/cudnn_table.py --shape kb61 --shape n=2,in=64,out=32,size=64,k=3,p=1
     python tools/cudnn_table.py --shape all --operation grad_weight --layout ndhwc
 
 Every operation, in TF32 and bfloat16, NCDHW and channels_last_3d. Rows of the same layer,
-operation, element and layout are replaced, all others stay. Layers in groups are timed in bfloat16
-alone: in float32 they are IEEE-grade here, which the table does not judge.
+operation, element and layout are replaced, all others stay. What is
+IEEE-grade in float32 (layers in groups, some of few channels) is timed in bfloat16 alone: the table
+does not judge it.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def case_jobs(gpu):
             kept.setdefault(one_way, job)
     for job in weight_jobs():
         kept.setdefault(way(*job), job)
-    return distinct([*kept.values(), *tile_jobs(gpu), *column_jobs(), *wide_jobs()])
+    return distinct([*kept.values(), *tile_jobs(gpu), *column_jobs(), *few_to_many_jobs()])
 
 
 def tile_jobs(gpu):
@@ -279,7 +279,7 @@ def column_jobs():
             yield one, BATCH, size
 
 
-def wide_jobs():
+def few_to_many_jobs():
     """Test cases of few channels to many on CUDA cores."""
     from test_emulator_direct import CASES, choose
     from test_emulator_kernels import BATCH, LAYERS

@@ -94,8 +94,8 @@ def in_float32(geometry: Geometry, operation: str, channels_last: bool) -> bool:
     - Kernel == stride with up to 3 channels on one side: memory bounds it in either arithmetic.
     - Contiguous results from one channel and up to 27 taps: CUDA cores bring them about as fast as
       matrix units, which such products leave mostly empty.
-    - Up to 3 channels of more than 125 taps at strides, as the gradient of a network's input by a
-      stem of kernel 7: cuDNN is far slower there, but exact.
+    - Strided forward passes of a transposed layer to up to 3 channels, of more than 125 taps. The
+      gradient by the input of a stem of kernel 7 is one. cuDNN is far slower there, but exact.
 
     docs/numerics.md has the times and the errors.
     """
@@ -111,10 +111,12 @@ def in_float32(geometry: Geometry, operation: str, channels_last: bool) -> bool:
         return products <= _FREE_PRODUCTS * (g.in_channels + g.out_channels * taps)
     if forward and max(g.stride) > 1:
         return target <= _FEW_CHANNELS and taps > _MANY_TAPS
-    few_to_many = source == 1 and target >= _MANY_CHANNELS
+    few_to_many = source == 1 and target >= MANY_CHANNELS
     return few_to_many and taps <= _FEW_TAPS and not channels_last
 
 
-_FEW_CHANNELS, _MANY_CHANNELS = 3, 8
-_FREE_PRODUCTS = 7  # of an element that is read or written
+MANY_CHANNELS = 8
+"""As many as CUDA cores compute at once of each value of a layer of few channels."""
+_FEW_CHANNELS = 3
+_FREE_PRODUCTS = 7  # for each element that is read or written: memory takes longer
 _FEW_TAPS, _MANY_TAPS = 27, 125

@@ -39,6 +39,7 @@ SAMPLE_TOLERANCE = {
 
 def tolerance(geometry: Geometry, dtype: torch.dtype, device: str | torch.device) -> float:
     """What :func:`assert_near` allows this layer under the present switches."""
+    # The least exact operation: a gradient by weight is TF32 where outputs of few channels are not.
     arithmetic = arithmetic_for(dtype, geometry, "grad_weight")
     if torch.device(device).type == "cpu" and arithmetic is Arithmetic.TF32:
         arithmetic = Arithmetic.IEEE

@@ -48,19 +48,17 @@ def problem_for(
     arithmetic: Arithmetic | None = None,
 ) -> Problem:
     """One operation on tensors of one layout; the arguments are those of :func:`plan_for`."""
-    last = channels_last[1] if isinstance(channels_last, tuple) else channels_last
-    problem = Problem(
-        operation,
-        geometry,
-        arithmetic or arithmetic_for(dtype, geometry, operation, last),
-        bias=bias,
+    source, target = (
+        channels_last if isinstance(channels_last, tuple) else (channels_last, channels_last)
     )
+    arithmetic = arithmetic or arithmetic_for(dtype, geometry, operation, target)
+    problem = Problem(operation, geometry, arithmetic, source, target, bias)
     if isinstance(channels_last, tuple):
-        source, target = channels_last
-    else:  # what is read and has one channel is dense in both layouts, and read as NCDHW
-        groups, read = geometry.groups, operation == "grad_weight"
-        source = channels_last and problem.source_channels * groups > 1
-        target = channels_last and (not read or problem.target_channels * groups > 1)
+        return problem
+    # What is read and has one channel is dense in both layouts, and read as NCDHW.
+    groups, read = geometry.groups, operation == "grad_weight"
+    source = source and problem.source_channels * groups > 1
+    target = target and (not read or problem.target_channels * groups > 1)
     return replace(problem, source_channels_last=source, target_channels_last=target)
 
 

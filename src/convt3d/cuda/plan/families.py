@@ -121,8 +121,8 @@ def order(problem: Problem) -> Order:
         first = _dense_16_bit(problem)
     if direct.suits(problem):
         first = (depthwise.ranked, direct.ranked, *first)
-    elif direct.widens(problem):
-        # Memory bounds a layer of one tap. Patches of more are better on matrix units.
+    elif direct.few_to_many(problem):
+        # Memory bounds a layer of one tap. Matrix units are better at kernel == stride of more.
         if max(problem.geometry.kernel_size) == 1:
             first = (direct.ranked, *first)
         elif not first:
