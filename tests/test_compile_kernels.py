@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -20,6 +21,7 @@ from convt3d.cuda.plan import (
     transposed,
     wgrad_ndhwc,
 )
+from convt3d.cuda.plan.warpgroups import compiles
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
@@ -114,6 +116,32 @@ def test_rows_on_warpgroup_products() -> None:
         problem = Problem("forward", geometry, arithmetic)
         _, plan = rows.ranked(problem, 2, (8, 8, 8), Gpu())[0]
         for launch in plan.schedule(2, (8, 8, 8)).launches:
+            assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
+
+
+WIDE = [
+    (32, 80, (3, 3, 3)),
+    (256, 256, (3, 1, 1)),
+    (32, 208, (1, 3, 3)),
+    (128, 256, (1, 1, 3)),
+]
+
+
+@pytest.mark.parametrize("source, target, kernel", WIDE)
+def test_products_of_many_columns(source: int, target: int, kernel: tuple[int, int, int]) -> None:
+    """ptxas refuses wide products in CTAs of many threads."""
+    size = (16, 64, 64)
+    d, h, w = (k // 2 for k in kernel)
+    geometry = Geometry(source, target, kernel, padding=(d, h, w))
+    widest: dict[tuple[int, int], sweep.WgmmaSweepPlan] = {}
+    for arithmetic, last in itertools.product((Arithmetic.BF16, Arithmetic.TF32), (False, True)):
+        problem = Problem("forward", geometry, arithmetic, last, last)
+        for _, plan in sweep.ranked(problem, 2, size, Gpu()):
+            assert compiles(plan.product_columns, plan.tile.threads)
+            widest[plan.tile.threads, plan.product_columns] = plan
+    for threads in {threads for threads, _ in widest}:
+        plan = widest[max(key for key in widest if key[0] == threads)]
+        for launch in plan.schedule(2, size).launches:
             assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
 

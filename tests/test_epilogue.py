@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 from unittest import mock
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from convt3d.cuda import backend, cudnn
+from convt3d.cuda import backend, compiler, cudnn
 from convt3d.cuda.epilogue import (
     Epilogue,
     attach,
@@ -230,6 +231,24 @@ def test_what_pytorch_runs_is_finished_by_pytorch(
             plain = torch.nn.functional.conv3d(source, weight, bias, 2, 1)
         torch.testing.assert_close(got, (plain * scale.view(-1, 1, 1, 1)).relu())
         assert target is None or got is target
+
+
+def test_pytorch_runs_what_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, weight = torch.randn(2, 4, *SIZE), torch.randn(GEOMETRY.weight_size)
+    bias, scale = torch.randn(6), torch.rand(6)
+    plain = torch.nn.functional.conv_transpose3d(source, weight, bias, 2, 1, 1)
+    refused = compiler.CompilationError("insufficient registers")
+    monkeypatch.setattr(backend, "_prepared", {})
+    monkeypatch.setattr(backend, "gpu_of", lambda _: Gpu())
+    monkeypatch.setattr(backend, "prepared_by", mock.Mock(side_effect=refused))
+    monkeypatch.setattr(backend, "_on_device", lambda _: contextlib.nullcontext())
+    with pytest.warns(RuntimeWarning, match="PyTorch's operator runs instead: insufficient"):
+        got = backend.forward(source, weight, bias, GEOMETRY, False)
+    torch.testing.assert_close(got, plain)
+    with pytest.warns(RuntimeWarning, match="insufficient"):
+        kind = (weight, bias, GEOMETRY, SIZE, False)
+        got = backend.fused("forward", source, *kind, fusion_of(["scale"], []), [scale])
+    torch.testing.assert_close(got, plain * scale.view(-1, 1, 1, 1))
 
 
 def test_unfitting_arguments_launch_nothing() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -94,8 +95,10 @@ _MAX_PREPARED = 4096
 def _prepare(operation: Operation) -> Prepared | Left:
     """What runs an operation, with its epilogue as far as kernels do it.
 
+    PyTorch's operator does, with a warning, where NVRTC refuses a kernel.
+
     Raises:
-        RuntimeError: a kernel could not be compiled or loaded; names the geometry.
+        RuntimeError: a kernel could not be loaded; names the geometry.
     """
     benchmark = torch.backends.cudnn.benchmark
     found = _prepared.get((operation, benchmark))
@@ -107,10 +110,13 @@ def _prepare(operation: Operation) -> Prepared | Left:
         if len(_prepared) >= _MAX_PREPARED:
             _prepared.clear()
         if reason is None:
-            found = prepared_by(operation.plan(gpu), operation)
+            try:
+                found = prepared_by(operation.plan(gpu), operation)
+            except compiler.CompilationError as error:
+                warnings.warn(f"PyTorch's operator runs instead: {error}", RuntimeWarning, 2)
         else:
             log_once(f"PyTorch runs {operation.name} of {operation.geometry.label}: {reason}")
-            found = Left(operation)
+        found = found or Left(operation)
         _prepared[operation, benchmark] = found
     return found
 
@@ -154,7 +160,7 @@ def forward(
         channels_last: layout of the output.
 
     Raises:
-        RuntimeError: a kernel could not be compiled or loaded; names the geometry.
+        RuntimeError: a kernel could not be loaded; names the geometry.
     """
     operation = Operation.forward(x, w, b is not None, geometry, channels_last)
     return _output(operation, x, w, b)
@@ -241,7 +247,7 @@ def fused(
         ``into``, if given, else a new tensor.
 
     Raises:
-        RuntimeError: operands or ``into`` do not fit, or a kernel could not be compiled or loaded.
+        RuntimeError: operands or ``into`` do not fit, or a kernel could not be loaded.
     """
     kind = (geometry, input_size, channels_last)
     plain = Operation.output(operation, source, weight, bias is not None, *kind)

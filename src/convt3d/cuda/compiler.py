@@ -186,6 +186,10 @@ class Cubin:
     compiled: bool
 
 
+class CompilationError(RuntimeError):
+    """NVRTC refused a kernel; the message has its log."""
+
+
 def compile_cubin(spec: KernelSpec, target: str, *, read_cache: bool = True) -> bytes:
     """The cubin of a kernel for one architecture, such as ``"sm_90a"``, made in this thread.
 
@@ -194,7 +198,7 @@ def compile_cubin(spec: KernelSpec, target: str, *, read_cache: bool = True) -> 
     in any case, and replaces the entry.
 
     Raises:
-        RuntimeError: the compiler refused the source; the message has its log.
+        CompilationError: the compiler refused the source.
         ImportError, or cuda.core's own error: NVRTC is not installed.
     """
     return _obtain(spec, target, read_cache).code
@@ -234,7 +238,7 @@ def _compile(spec: KernelSpec, target: str, text: str, options: Any) -> bytes:
     try:
         return bytes(program.compile("cubin").code)
     except Exception as error:
-        raise RuntimeError(f"compiling {spec.file} for {target} failed: {error}") from error
+        raise CompilationError(f"compiling {spec.file} for {target} failed: {error}") from error
     finally:
         program.close()
         logger.debug("%s for %s: %.2f s of NVRTC", spec.file, target, time.perf_counter() - begin)

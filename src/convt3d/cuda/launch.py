@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from convt3d.cuda.compiler import CompilationError
 from convt3d.cuda.epilogue import NO_EPILOGUE, OPERANDS, Epilogue
 from convt3d.cuda.operation import Operation
 from convt3d.cuda.schedule import (
@@ -187,7 +188,8 @@ def bind_plan(plan: Plan, operation: Operation) -> Call:
     logged.
 
     Raises:
-        RuntimeError: a kernel could not be compiled or loaded; names the geometry.
+        CompilationError: a kernel could not be compiled; names the geometry.
+        RuntimeError: it could not be loaded; names the geometry.
     """
     import numpy as np
 
@@ -210,7 +212,8 @@ def bind_plan(plan: Plan, operation: Operation) -> Call:
     except Exception as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
-        raise RuntimeError(f"convt3d could not prepare {label}: {error}") from error
+        kind = CompilationError if isinstance(error, CompilationError) else RuntimeError
+        raise kind(f"convt3d could not prepare {label}: {error}") from error
     if found.left:
         name = f"{operation.name} of {operation.geometry.label}"
         log_once(f"{name} is followed by passes of PyTorch: {found.left}")

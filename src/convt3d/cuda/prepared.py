@@ -106,7 +106,8 @@ def prepared_by(plan: Plan, operation: Operation) -> Prepared:
     Its epilogue is what its kernels take of the operation's; what they do not is logged.
 
     Raises:
-        RuntimeError: a kernel could not be compiled or loaded; names the geometry.
+        CompilationError: a kernel could not be compiled; names the geometry.
+        RuntimeError: it could not be loaded; names the geometry.
     """
     size, stride = operation.result_size, operation.result_strides
     return Prepared(bind_plan(plan, operation), size, stride, operation.dtype)

@@ -41,6 +41,14 @@ def multiplying_registers(
     return min(240, total // multiplying // 8 * 8)
 
 
+def compiles(columns: int, threads: int) -> bool:
+    """Whether ptxas takes a product of so many columns in a CTA of so many threads.
+
+    It counts with the registers that a thread is launched with, and asks for 26 beside the sums.
+    """
+    return columns // 2 + 26 <= 65536 // threads
+
+
 def column_tiles(
     channels: int, parts: Iterable[int], narrow: int, wide: int = 256, multiple: int = 8
 ) -> list[int]:

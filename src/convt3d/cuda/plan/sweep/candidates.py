@@ -13,7 +13,7 @@ from convt3d.cuda.plan.sweep.products import (
     SPARE_REGISTERS,
     SweepTile,
 )
-from convt3d.cuda.plan.warpgroups import ONLY_HOPPER
+from convt3d.cuda.plan.warpgroups import ONLY_HOPPER, compiles
 from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
 from convt3d.precision import Arithmetic
 
@@ -78,6 +78,8 @@ def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgmmaSweepPlan]:
             if plan.live > MAX_ACCUMULATORS:
                 continue
             if plan.registers[0] < plan.live + SPARE_REGISTERS:
+                continue
+            if not compiles(plan.product_columns, tile.threads):
                 continue
             sets = plan.slots2 * blocks * plan.sweep.source_step * plan.plane[1].kernel
             if plan.parts > 1 and sets > _MAX_SETS:

@@ -145,6 +145,12 @@ class SweepProducts:
         """Columns of the sets of split products of one chain of taps and one block of rows."""
         return tuple(count * self.tile.column_tile for _, count in self.sweep.runs if count)
 
+    @property
+    def product_columns(self) -> int:
+        """Columns of the widest product."""
+        whole = max(self.sweep.blocks) * self.tile.column_tile
+        return whole if self.parts == 1 else max(self.set_columns)
+
     @functools.cached_property
     def chain_taps(self) -> int:
         """Neighbouring taps of axis 2 whose split products are a set.
