@@ -2,7 +2,7 @@
 # Everything that needs a GPU, in one call: tests/gpu, then compute-sanitizer over every kernel.
 #   tools/gpu_check.sh REPORT     writes a one-page report and fails if anything did
 #   EACH=1                        one problem of each kernel and dtype, not all, against float64
-#   PLANS=FILE                    the problems' plans, kept by an earlier run of kernel_lab.py
+#   PLANS=FILE                    the problems' plans, kept by an earlier run of kernel_check.py
 set -u
 report=${1:?usage: tools/gpu_check.sh REPORT}
 cd "$(dirname "$0")/.."
@@ -21,7 +21,7 @@ python3 -m pytest tests/gpu -q -n "${WORKERS:-8}" -m "" -p no:cacheprovider \
 tests=$!
 
 say "== every kernel against float64, poisoned outputs"
-check="python3 tools/kernel_lab.py check --cases --plans ${PLANS:-$(mktemp -u)}"
+check="python3 tools/kernel_check.py --cases --plans ${PLANS:-$(mktemp -u)}"
 $check ${EACH:+--each} > /tmp/cases.log 2>&1 || failed=1
 grep -E "^(WRONG|ERROR|COMPILE)" /tmp/cases.log | cut -c1-250 | tee -a "$report"
 grep -E "problems|checked" /tmp/cases.log | tee -a "$report"

@@ -1,13 +1,11 @@
-"""Checks and times kernel candidates on a GPU, in one call. For whoever tunes next.
+"""Checks kernels on a GPU against float64; plan_times.py times them.
 
-    python tools/kernel_lab.py check                      random geometries against float64
-    python tools/kernel_lab.py check --cases              every kernel at the emulator's test cases
-    python tools/kernel_lab.py check --cases --fused      the same with steps and slices
-    python tools/kernel_lab.py check --tiles              every tile of plan/wgrad_ndhwc.py
-    python tools/kernel_lab.py time --top 6 --shapes kb61,kb70 --operations forward
-    python tools/kernel_lab.py plan --plans FILE ...      the same choice, without a GPU, for `time`
+    python tools/kernel_check.py                      random geometries against float64
+    python tools/kernel_check.py --cases              every kernel at the emulator's test cases
+    python tools/kernel_check.py --cases --fused      the same with steps and slices
+    python tools/kernel_check.py --tiles              every tile of plan/wgrad_ndhwc.py
 
-Candidates are compiled in parallel beforehand. Results are printed and written as JSON lines.
+Kernels are compiled in parallel beforehand.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import argparse
 import concurrent.futures
 import dataclasses
 import functools
-import json
 import multiprocessing
 import os
 import pathlib
@@ -31,13 +28,12 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "src"))
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
-from convt3d.bench import shapes as named_shapes
 from convt3d.cuda import compiler, plan, tuning
 from convt3d.cuda.epilogue import attach, epilogue_of, settle, starts_aligned
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
 from convt3d.fusion import fusion_of
 from convt3d.geometry import Geometry
-from convt3d.precision import Arithmetic, arithmetic_for
+from convt3d.precision import Arithmetic
 
 DTYPES = {
     Arithmetic.TF32: torch.float32,
@@ -501,127 +497,21 @@ def check(arguments):
     return bad
 
 
-def timing_jobs(arguments, gpu):
-    jobs = []
-    described = "=" in arguments.shapes
-    names = arguments.shapes.split(";" if described else ",") if arguments.shapes else []
-    for given in named_shapes.select(names or named_shapes.named()):
-        for asked in arguments.operations.split(","):
-            shape, operation = given.as_transposed(asked)
-            for arithmetic in arguments.arithmetic.split(","):
-                last, kind = arguments.channels_last, Arithmetic(arithmetic)
-                if kind is Arithmetic.TF32:
-                    kind = arithmetic_for(torch.float32, shape.geometry, operation, last)
-                bias = shape.bias and asked == "forward"
-                problem = Problem(operation, shape.geometry, kind, last, last, bias)
-                size = shape.input_size
-                if not given.geometry.transposed:  # what runs is the plan of the canonical form
-                    problem, size = problem.canonical(size)
-                for one in candidates(
-                    problem, shape.batch, size, gpu, arguments.top, arguments.kernels
-                ):
-                    jobs.append((one, shape.batch, size, shape.name))
-    return jobs
-
-
-def plan_shapes(arguments):
-    with open(arguments.plans, "wb") as file:
-        major, minor = arguments.capability.split(".")
-        pickle.dump(timing_jobs(arguments, Gpu((int(major), int(minor)))), file)
-
-
-def time_shapes(arguments):
-    gpu = Gpu.of(0)
-    if arguments.plans:
-        with open(arguments.plans, "rb") as file:
-            jobs = pickle.load(file)
-    else:
-        jobs = timing_jobs(arguments, gpu)
-    failed = compile_all([job[:3] for job in jobs], gpu)
-    if arguments.compile_only:
-        return
-    flush = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
-    current = None
-    with open(arguments.out, "a") as out_file:
-        for one, batch, size, name in jobs:
-            if any(launch.kernel in failed for launch in one.schedule(batch, size).launches):
-                continue
-            key = (name, one.problem)
-            if key != current:
-                current = key
-                x, w, b, gy = make(one.problem, batch, size, "cuda")
-                t, out = tensors_of(one.problem, x, w, b, gy)
-                want = None
-            run = tuning.runner(one, batch, size, t)
-            out.fill_(float("nan"))
-            run()
-            torch.cuda.synchronize()
-            clean = not torch.isnan(out).any().item()
-            if want is None:
-                want = out.clone()
-            agree = ((out.double() - want.double()).norm() / want.double().norm()).item()
-            ms = tuning.milliseconds(run, arguments.repeats, flush)
-            facts = one.describe()
-            row = {
-                "shape": name,
-                "operation": one.problem.operation,
-                "arithmetic": one.problem.arithmetic.value,
-                "ms": ms,
-                "clean": clean,
-                "agree": agree,
-            } | facts
-            out_file.write(json.dumps(row) + "\n")
-            mark = "" if clean and agree < 2e-2 else " WRONG"
-            choice = " | ".join(str(facts.get(k)) for k in ("tile", "unit", "warps", "pipeline"))
-            if mark or not arguments.quiet:
-                print(
-                    name,
-                    row["operation"],
-                    one.problem.arithmetic.value,
-                    f"{ms:9.4f}",
-                    choice,
-                    mark,
-                    flush=True,
-                )
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernels", default="", help="a pattern, such as WgmmaSweep, for plans")
-    commands = parser.add_subparsers(required=True)
-    checking = commands.add_parser("check")
-    checking.add_argument("--count", type=int, default=200)
-    checking.add_argument("--seed", type=int, default=0)
-    checking.add_argument("--small", action="store_true", help="extents below 10")
-    checking.add_argument("--cases", action="store_true", help="the emulator's test cases")
-    checking.add_argument("--tiles", action="store_true", help="every tile of WgradNdhwc plans")
-    checking.add_argument("--fused", action="store_true", help="with steps in the epilogue")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--small", action="store_true", help="extents below 10")
+    parser.add_argument("--cases", action="store_true", help="the emulator's test cases")
+    parser.add_argument("--tiles", action="store_true", help="every tile of WgradNdhwc plans")
+    parser.add_argument("--fused", action="store_true", help="with steps in the epilogue")
     every = ",".join(one.value for one in DTYPES)
-    checking.add_argument("--operations", default=",".join(OPERATIONS), help="of random problems")
-    checking.add_argument("--arithmetic", default=every, help="of random problems")
-    checking.add_argument("--channels-last", action="store_true", help="of random problems")
-    checking.add_argument("--plans", help="a file that keeps the problems for the next run")
-    checking.add_argument("--each", action="store_true", help="one of each kernel and dtype alone")
-    checking.add_argument("--no-reference", action="store_true", help="only run (for sanitizers)")
-    checking.add_argument("--verbose", action="store_true", help="name each problem before it runs")
-    checking.set_defaults(function=check)
-    chosen = argparse.ArgumentParser(add_help=False)
-    chosen.add_argument("--top", type=int, default=1)
-    chosen.add_argument(
-        "--shapes", default="", help="names joined by commas, or in=64,out=1,... by semicolons"
-    )
-    chosen.add_argument("--operations", default="forward,grad_input,grad_weight")
-    chosen.add_argument("--arithmetic", default="tf32")
-    chosen.add_argument("--channels-last", action="store_true")
-    chosen.add_argument("--plans", help="a file of candidates, which `plan` writes for an H200")
-    planning = commands.add_parser("plan", parents=[chosen])
-    planning.add_argument("--capability", default="9.0", help="8.0: what older GPUs run")
-    planning.set_defaults(function=plan_shapes)
-    timing = commands.add_parser("time", parents=[chosen])
-    timing.add_argument("--repeats", type=int, default=12)
-    timing.add_argument("--quiet", action="store_true")
-    timing.add_argument("--compile-only", action="store_true", help="fill the cache, time later")
-    timing.add_argument("--out", default="lab.jsonl")
-    timing.set_defaults(function=time_shapes)
-    arguments = parser.parse_args()
-    sys.exit(1 if arguments.function(arguments) else 0)
+    parser.add_argument("--operations", default=",".join(OPERATIONS), help="of random problems")
+    parser.add_argument("--arithmetic", default=every, help="of random problems")
+    parser.add_argument("--channels-last", action="store_true", help="of random problems")
+    parser.add_argument("--plans", help="a file that keeps the problems for the next run")
+    parser.add_argument("--each", action="store_true", help="one of each kernel and dtype alone")
+    parser.add_argument("--no-reference", action="store_true", help="only run (for sanitizers)")
+    parser.add_argument("--verbose", action="store_true", help="name each problem before it runs")
+    sys.exit(1 if check(parser.parse_args()) else 0)
