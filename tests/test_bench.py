@@ -278,12 +278,22 @@ def test_acceptable_follows_the_factors() -> None:
     assert not numerics.acceptable(float("nan"), 1e-7, True, 1.0)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_grouped_layers_are_exact_under_tf32(groups: int) -> None:
-    shape = shapes.parse(f"in=4,out=4,size=3,k=3,g={groups}")
-    tensors = cases.make(shape, MODES["tf32"], False, CPU)
-    assert numerics._exact(tensors, MODES["tf32"]) is (groups > 1)
-    assert numerics._exact(tensors, MODES["fp32"]) and not numerics._exact(tensors, MODES["bf16"])
+@pytest.mark.parametrize(
+    "text, operations",
+    [
+        ("in=4,out=4,size=3,k=3,g=1", ()),
+        ("in=4,out=4,size=3,k=3,g=2", OPERATIONS),
+        ("in=32,out=2,size=3,k=1,conv=1", ("forward", "grad_input")),
+        ("in=1,out=32,size=3,k=3,p=1,conv=1", ("forward",)),
+        ("in=3,out=64,size=8,k=7,s=2,p=3,conv=1", ("grad_input",)),
+    ],
+)
+def test_what_is_exact_under_tf32(text: str, operations: tuple[str, ...]) -> None:
+    tensors = cases.make(shapes.parse(text), MODES["tf32"], False, CPU)
+    for operation in OPERATIONS:
+        under = {name: numerics._exact(operation, tensors, mode) for name, mode in MODES.items()}
+        exact = operation in operations
+        assert under == {"tf32": exact, "fp32": True, "bf16": False, "fp16": False, "fp64": True}
 
 
 @pytest.mark.parametrize("conv", [0, 1])

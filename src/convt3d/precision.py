@@ -95,7 +95,8 @@ def in_float32(geometry: Geometry, operation: str, channels_last: bool) -> bool:
     - Contiguous results from one channel and up to 27 taps: CUDA cores bring them about as fast as
       matrix units, which such products leave mostly empty.
     - Strided forward passes of a transposed layer to up to 3 channels, of more than 125 taps. The
-      gradient by the input of a stem of kernel 7 is one. cuDNN is far slower there, but exact.
+      gradient by the input of a stem of kernel 7 is one. cuDNN is exact there, and of 3 channels
+      2.5 times slower still; of 1 channel it is as fast.
 
     docs/numerics.md has the times and the errors.
     """

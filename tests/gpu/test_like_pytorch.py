@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import convt3d
+from convt3d.operations import OPERATIONS
+from convt3d.precision import Arithmetic, arithmetic_for
 from support.checks import check_like_pytorch, check_opcheck, error
 from support.geometries import CASES, Case, case, gradient, operands
 from test_opinfo import OPINFO, samples
@@ -112,12 +114,12 @@ def test_float32_accuracy(name: str, tf32: bool) -> None:
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32):
         ours = errors(convt3d.conv_transpose3d, one, 5, torch.float32)
         theirs = errors(F.conv_transpose3d, one, 5, torch.float32)
-    rounding = tf32 and one.geometry.groups == 1
-    floors = unavoidable(one, 5) if rounding else [1.5e-7] * 3
-    allowed = 1.1 if rounding else 2.0
-    for what, mine, other, floor in zip(
-        ("output", "by input", "by weight"), ours, theirs, floors, strict=True
-    ):
+    floors = unavoidable(one, 5)
+    for what, mine, other, floor in zip(OPERATIONS, ours, theirs, floors, strict=True):
+        arithmetic = arithmetic_for(torch.float32, one.geometry, what, tf32=tf32)
+        allowed = 1.1
+        if arithmetic is Arithmetic.IEEE:
+            allowed, floor = 2.0, 1.5e-7
         assert mine <= allowed * max(other, floor), (what, mine, other, floor)
 
 

@@ -14,6 +14,7 @@ from convt3d import backends, native
 from convt3d.bench.cases import Mode, Tensors
 from convt3d.layer import Layer
 from convt3d.polyphase import tapped_phases
+from convt3d.precision import Arithmetic, arithmetic_for
 
 
 def run(backend: Any, operation: str, t: Tensors) -> Tensor:
@@ -88,12 +89,13 @@ def compare(operation: str, t: Tensors, mode: Mode) -> dict[str, Any]:
     result = first[[0, -1]] if part else first
     mine, largest = error(result, wanted)
     theirs, their_largest = error(pytorch(operation, compared), wanted)
+    exact, least = _exact(operation, t, mode), floor(operation, t, mode)
     return {
         "relative": mine,
         "largest": largest,
         "pytorch_relative": theirs,
         "pytorch_largest": their_largest,
-        "acceptable": acceptable(mine, theirs, _exact(t, mode), floor(operation, t, mode)),
+        "acceptable": acceptable(mine, theirs, exact, least),
         "deterministic": _repeats(lambda: ours(operation, t), first),
     }
 
@@ -113,9 +115,14 @@ def _samples(t: Tensors, indices: list[int]) -> Tensors:
     )
 
 
-def _exact(t: Tensors, mode: Mode) -> bool:
-    """Whether the arithmetic is that of its type: PyTorch runs grouped layers so under TF32 too."""
-    return mode.name in ("fp32", "fp64") or (mode.name == "tf32" and t.shape.geometry.groups > 1)
+def _exact(operation: str, t: Tensors, mode: Mode) -> bool:
+    """Whether the arithmetic is that of its type, as that of grouped layers and of layers of few
+    channels is under TF32, too.
+    """
+    shape, one = t.shape.as_transposed(operation)
+    kind = (mode.dtype, shape.geometry, one, t.channels_last)
+    exact = (Arithmetic.IEEE, Arithmetic.F64)
+    return arithmetic_for(*kind, tf32=mode.tf32) in exact
 
 
 def acceptable(mine: float, theirs: float, exact: bool, floor: float) -> bool:
@@ -136,8 +143,8 @@ def floor(operation: str, t: Tensors, mode: Mode) -> float:
     """
     unit = torch.finfo(mode.dtype).eps / 2
     if t.x.device.type == "cuda":
-        tf32 = mode.tf32 and t.shape.geometry.groups == 1
-        return 1.1 * tf32_error(operation, t) if tf32 else unit
+        rounded = mode.tf32 and not _exact(operation, t, mode)
+        return 1.1 * tf32_error(operation, t) if rounded else unit
     shape, operation = t.shape.as_transposed(operation)
     g = shape.geometry
     if operation == "forward":

@@ -104,7 +104,7 @@ def expected_ratio(features: Sequence[float], entries: Iterable[Entry]) -> float
 def _kind(problem: Problem) -> tuple[str, str, bool] | None:
     """Operation, element type and layout, which neighbours share; None for what is not judged.
 
-    cuDNN has no match for IEEE-grade products, and mixed layouts were not timed.
+    Of float32-grade products cuDNN is mostly slower, and mixed layouts were not timed.
     """
     channels_last = problem.channels_last
     if problem.arithmetic is Arithmetic.IEEE or channels_last is None:

@@ -36,6 +36,7 @@ _SPLIT_RESIDENT = 2  # CTAs of a multiprocessor that splits may fill
 # What few resident warps lose to latencies, and CTAs on their own to barriers and tiles' ends.
 _FEW_WARPS = {4: 1.5, 8: 1.15}
 _ALONE = 1.1
+_HALF_LINES = 1.2  # of channels_last float32-grade layers whose copies bring less than 128 bytes
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,14 @@ class PatchPlan(CellProduct):
         issue += fill * words / 128 * 8 + t.cells * t.columns * eb / 16 / 32 * 24 + 100 * warps
         return max(matrix, shared, issue / 4), fill * words * 4 / L2_BYTES
 
+    @property
+    def _half_lines(self) -> float:
+        """What float32-grade products lose where a copy brings half a line of channels."""
+        p = self.problem
+        short = self.tile.chunk_lines * self.width * p.element_bytes < 128
+        ieee = p.arithmetic is Arithmetic.IEEE
+        return _HALF_LINES if short and ieee and p.source_channels_last else 1.0
+
     def cost(self, batch: int, input_size: Sequence[int]) -> float:
         """Estimated cycles of one call."""
         t, p, g = self.tile, self.problem, self.problem.geometry
@@ -226,6 +235,7 @@ class PatchPlan(CellProduct):
         chunks = div_up(self.chunks, t.splits)
         latency = (900.0 / (t.stages - 1) + 60) * chunks
         each = sharing * (max(products, traffic) + 0.25 * min(products, traffic) + 200 * chunks)
+        each *= self._half_lines
         each *= _FEW_WARPS.get(sharing * t.threads // 32, 1.0) * (_ALONE if sharing == 1 else 1.0)
         each = max(each, latency + 400)
         prologue = 1500.0 + (t.columns * words * 4 / L2_BYTES * sharing if t.keep_weights else 0)

@@ -42,8 +42,9 @@ _MOST_TAPS, _MOST_COLUMNS = 28, 512  # of a CTA
 _COPY_CYCLES = 6.0
 _SECTOR_CYCLES = 0.5
 _TILE_CYCLES = 460.0
-# What the model misses of the time of all tiles, in the median of measurements.
-_MEASURED = 1.8
+# What the model misses of the time of all tiles, in the median of measurements; more of float32
+# with both tensors channels_last.
+_MEASURED, _MEASURED_LAST = 1.8, 2.3
 _ALONE = {1: 1.25, 2: 1.08}
 _WARPS = (
     (1, 1, 4), (1, 2, 2), (2, 1, 2), (1, 4, 1), (2, 2, 1), (4, 1, 1),
@@ -302,6 +303,11 @@ class WgradPlan:
         each = words / 32 / wide * _COPY_CYCLES + words * 4 / 32 * _SECTOR_CYCLES
         return each, words * _SECTOR_CYCLES
 
+    @property
+    def _measured(self) -> float:
+        """Measured over modelled time of all tiles."""
+        return _MEASURED if self.half or not self.problem.channels_last else _MEASURED_LAST
+
     @functools.cached_property
     def _fixed_cycles(self) -> float:
         """Cycles of a CTA besides its tiles."""
@@ -319,7 +325,7 @@ class WgradPlan:
         tiles = steps * (self._step_cycles + self.depth * fills) * max(1.0, self.resident * 1.1)
         waves = div_up(self.variants, self.gpu.multiprocessors * self.resident)
         alone = _ALONE.get(self.resident, 1.0)
-        return waves * alone * (tiles / self._most_splits * _MEASURED + self._fixed_cycles)
+        return waves * alone * (tiles / self._most_splits * self._measured + self._fixed_cycles)
 
     def _costs(
         self,
@@ -339,7 +345,7 @@ class WgradPlan:
         rounds = -(-tiles // np.minimum(self._most_splits, tiles))
         splits = -(-tiles // rounds)
         waves = np.ceil(self.variants * splits / (self.gpu.multiprocessors * self.resident))
-        costs = waves * (rounds * tile * _MEASURED + self._fixed_cycles)
+        costs = waves * (rounds * tile * self._measured + self._fixed_cycles)
         costs = costs * _ALONE.get(self.resident, 1.0)
         costs = costs + self.variants * self.variant_elements * splits * 4 / (132 * 16) + 3000
         return np.where(steps % self.warps[2] == 0, costs, np.inf)
@@ -391,8 +397,8 @@ def _tap_boxes(problem: Problem) -> list[Triple]:
     return sorted(boxes)
 
 
-def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgradPlan]:
-    """Every sensible kernel but for the size of its boxes."""
+def _bases(problem: Problem, gpu: Gpu, few_sums: bool = False) -> Iterator[WgradPlan]:
+    """Every sensible kernel but for the size of its boxes; or also those of few sums."""
     ieee = problem.arithmetic is Arithmetic.IEEE
     limit = _MAX_ACCUMULATORS_IEEE if ieee else _MAX_ACCUMULATORS
     in_columns, kernel = _taps_in_columns(problem), problem.geometry.kernel_size
@@ -409,6 +415,7 @@ def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgradPlan]:
         m, n = 16 * warps[0] * fm, 8 * warps[1] * fn
         # Few sums seldom pay, unless they are all that there are.
         whole = 16 * fm >= problem.source_channels and 8 * fn >= columns and taps == kernel
+        whole = whole or few_sums
         if accumulators > limit or (accumulators < 12 and not in_columns and not whole):
             continue
         if m >= problem.source_channels + 16 or n >= columns + 8:
@@ -462,7 +469,8 @@ def ranked(
     ``below``: see :func:`~convt3d.cuda.plan.search.cheapest`.
     """
     size, _ = problem.extents(input_size)
-    plans = _with_pairs(list(_bases(problem, gpu)), size[2])
+    every = [*_bases(problem, gpu)] or [*_bases(problem, gpu, few_sums=True)]
+    plans = _with_pairs(every, size[2])
     bases = [(plan.bound(batch, size), plan) for plan in plans]
     if not bases:
         return []

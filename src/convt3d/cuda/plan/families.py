@@ -101,8 +101,11 @@ _CONVOLUTIONS: tuple[Ranked, ...] = (
     ndhwc.ranked,
     ampere_gather.ranked,
 )
+_LONG: tuple[Ranked, ...] = (sweep.ranked, ndhwc.ranked, ampere_gather.ranked)
 _BY_WEIGHT: tuple[Ranked, ...] = (wgrad.ranked, wgrad_ndhwc.ranked, ampere_wgrad.ranked)
-_FEW_COLUMNS, _LONG_KERNEL, _FEW_CHANNELS = 3, 7, 32
+_FEW_COLUMNS, _FEW_CHANNELS = 3, 32
+_HALF_A_TILE = 8  # columns, of the narrowest tile of ndhwc
+_LONG_KERNEL = {"forward": 7, "grad_input": 5}
 
 
 def order(problem: Problem) -> Order:
@@ -110,15 +113,17 @@ def order(problem: Problem) -> Order:
 
     Where some come first, that choice took 0.87 to 0.98 times as long, in the mean over such
     problems, as that of the least cost: 8095 plans of 705 problems, timed in one run on an H200.
+    docs/performance.md says how far choices are from the best of all on layers drawn at random.
     """
     first: tuple[Ranked, ...] = ()
     compared = _CONVOLUTIONS
     if problem.operation == "grad_weight":
-        compared = _BY_WEIGHT
+        # Of contiguous tensors mma.sync won where wgrad declines, and hardly elsewhere.
+        first, compared = (wgrad.ranked,), _BY_WEIGHT
     elif ampere_patch.refusal(problem) is None:
         first = _kernel_equals_stride(problem)
     elif problem.element_bytes == 2 and problem.geometry.groups == 1:
-        first = _dense_16_bit(problem)
+        first, compared = _dense_16_bit(problem)
     if direct.suits(problem):
         first = (depthwise.ranked, direct.ranked, *first)
     elif direct.few_to_many(problem):
@@ -136,26 +141,33 @@ def _kernel_equals_stride(problem: Problem) -> tuple[Ranked, ...]:
     few = problem.target_channels <= 2 or problem.source_channels <= 16
     if problem.forward and problem.element_bytes == 2 and few:
         return (ampere_patch.ranked, patch.ranked)
+    dense_last = problem.channels_last and problem.geometry.groups == 1
+    if dense_last and not problem.forward and problem.source_channels > _FEW_CHANNELS:
+        return (patch.ranked, ndhwc.ranked, ampere_patch.ranked)
     return (patch.ranked, ampere_patch.ranked)
 
 
-def _dense_16_bit(problem: Problem) -> tuple[Ranked, ...]:
-    """Of dense layers in 16 bits."""
+def _dense_16_bit(problem: Problem) -> tuple[tuple[Ranked, ...], tuple[Ranked, ...]]:
+    """Of dense layers in 16 bits: what is asked first, and what is compared."""
     g = problem.geometry
     strided = max(g.stride) > 1
     if not (problem.source_channels_last and problem.target_channels_last):
         # Where lines are none that TMA can bring, five layers, the sweep took 0.26 to 1.0 times as
         # long as what costs least.
-        return (strided_dgrad.ranked, sweep.ranked) if strided and not problem.forward else ()
+        first = (strided_dgrad.ranked, sweep.ranked) if strided and not problem.forward else ()
+        return first, _CONVOLUTIONS
     if problem.forward and problem.target_channels <= _FEW_COLUMNS and max(g.kernel_size) <= 4:
-        return (col2im.ranked,)
+        return (col2im.ranked,), _CONVOLUTIONS
     if not strided:
-        return (sweep.ranked,)
-    if problem.forward:
+        return (), _CONVOLUTIONS
+    if max(g.kernel_size) >= _LONG_KERNEL[problem.operation]:
         # Many taps of a phase share what the sweep loads.
-        return (sweep.ranked,) if max(g.kernel_size) >= _LONG_KERNEL else (ndhwc.ranked,)
-    few = max(g.in_channels, g.out_channels) <= _FEW_CHANNELS
-    return (ampere_strided.ranked,) if few else (ndhwc.ranked,)
+        return (sweep.ranked,) if problem.forward else (), _LONG
+    if problem.forward:
+        few = problem.target_channels <= _HALF_A_TILE
+    else:
+        few = max(g.in_channels, g.out_channels) <= _FEW_CHANNELS
+    return (ampere_strided.ranked,) if few else (ndhwc.ranked,), _CONVOLUTIONS
 
 
 def ranked_plans(

@@ -37,7 +37,15 @@ _MISSED = {
     ("forward", Arithmetic.F16): 1.2,
     ("forward", Arithmetic.BF16): 1.2,
     ("grad_input", Arithmetic.TF32): 1.25,
-    ("grad_input", Arithmetic.IEEE): 0.8,
+    ("grad_input", Arithmetic.IEEE): 1.28,
+}
+# The same of channels_last sources beside.
+_CHANNELS_LAST = {
+    ("forward", Arithmetic.F16): 1.7,
+    ("forward", Arithmetic.BF16): 1.7,
+    ("grad_input", Arithmetic.TF32): 1.3,
+    ("grad_input", Arithmetic.F16): 1.7,
+    ("grad_input", Arithmetic.BF16): 1.7,
 }
 # Gradients of 16 bits whose source can only be loaded value by value: of many, of few channels.
 _ODD_LINES = (1.8, 1.3)
@@ -144,8 +152,10 @@ def call_cycles(
     turns = div_up(count, plan.most_workers)
     workers = np.minimum(count, plan.most_workers) * plan.n_tiles
     sharing = np.clip(workers / plan.gpu.multiprocessors, 1.0, t.resident)
-    missed = _MISSED.get((plan.problem.operation, plan.problem.arithmetic), 1.3)
-    apart = not plan.problem.source_channels_last
+    way = (plan.problem.operation, plan.problem.arithmetic)
+    missed, apart = _MISSED.get(way, 1.3), not plan.problem.source_channels_last
+    if not apart:
+        missed *= _CHANNELS_LAST.get(way, 1.0)
     if plan.problem.element_bytes == 2 and apart and odd_lines(plan.problem):
         missed *= _ODD_LINES[plan.step_words == 4]
     slots = axes[0].unit_target * axes[1].unit_target * axes[2].unit_target

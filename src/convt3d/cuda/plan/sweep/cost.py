@@ -31,6 +31,9 @@ _PIECES = 1.08
 # value), sweeping along H instead of D, each of a consumer's blocks of rows beyond two.
 _TWO_STAGES, _KEPT_WEIGHTS, _SWAPPED = 1.1, {1: 1.02, 2: 1.045}, 1.015
 _LARGE_TILE = 1.06
+# Exponents of blocks and planes, of operands that are not split: larger tiles take longer for each
+# of their products.
+_BLOCKS, _PLANES = 0.11, 0.2
 # Factors of ping-pong: of consumers of two blocks, and of others.
 _PING_PONG, _OTHER_PING_PONG = 0.99, 1.01
 
@@ -75,6 +78,8 @@ def _call(plan: SweepProducts, steps: float, stage: float) -> float:
     step = max(step, store) + 0.25 * min(step, store)
     t = plan.tile
     loss = _LARGE_TILE ** max(0, t.blocks - 2)
+    if plan.parts == 1:
+        loss *= t.blocks**_BLOCKS * t.planes**_PLANES
     if plan.parts > 1 and t.weight_stages == 2:
         loss *= _TWO_STAGES
     loss *= _KEPT_WEIGHTS[plan.parts] if t.keep_weights else 1.0
