@@ -9,7 +9,7 @@ import pytest
 
 from convt3d.cuda.plan import direct, ranked_plans
 from convt3d.cuda.schedule import Gpu, Problem
-from convt3d.geometry import Triple
+from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
 from emulator import build
 from test_emulator_kernels import LAYERS, Case, check, layer
@@ -74,3 +74,12 @@ def test_they_come_first_where_they_are_the_fastest() -> None:
                 problem = Problem("forward", geometry, arithmetic, False, last)
                 (best, *_) = ranked_plans(problem, 2, (96, 96, 96), Gpu(), first_only=True)
                 assert isinstance(best, direct.DirectPlan) is (first and arithmetic is IEEE)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_stems_of_stride_2_in_tf32(last: bool) -> None:
+    """As timed on an H200: 3 to 32 k3 s2 where outputs have channels last."""
+    stem = Geometry(32, 3, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
+    problem = Problem("grad_input", stem, Arithmetic.TF32, last, last)
+    (best, *_) = ranked_plans(problem, 2, (32, 32, 32), Gpu(), first_only=True)
+    assert isinstance(best, direct.DirectPlan) is last

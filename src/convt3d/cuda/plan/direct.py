@@ -33,8 +33,10 @@ _MAX_SLOTS = 32
 _MAX_SHIFTS = 96
 _MAX_SHARED_WEIGHTS = 32 * 1024
 _MAX_TAPS = 64
-_FEW_SOURCE = 4  # channels, of which a thread computes as many target channels as registers hold
-_PRODUCTS = 67.0  # of a multiprocessor in a cycle, in such layers
+# Channels of one tap, or of more, of which a thread computes as many target channels as registers
+# hold; products of a multiprocessor in a cycle in such layers; and time to channels_last over that.
+_ONE_TAP_SOURCE, _FEW_SOURCE = 4, 3
+_PRODUCTS, _CHANNELS_LAST = 67.0, 1.1
 
 
 def suits(problem: Problem) -> bool:
@@ -43,14 +45,20 @@ def suits(problem: Problem) -> bool:
 
 
 def few_to_many(problem: Problem) -> bool:
-    """Whether CUDA cores may beat split products: float32-grade, few channels in, many out."""
+    """Whether CUDA cores may beat matrix units: float32, few channels in, many out.
+
+    Float32-grade, or strided gradients by input in TF32 to channels_last tensors.
+    """
     g = problem.geometry
+    one_tap, strided = max(g.kernel_size) == 1, max(g.stride) > 1
+    gradient = problem.operation == "grad_input"
+    tf32 = problem.arithmetic is Arithmetic.TF32 and problem.target_channels_last
     return (
-        problem.arithmetic is Arithmetic.IEEE
+        (problem.arithmetic is Arithmetic.IEEE or (tf32 and gradient and strided and not one_tap))
         and g.groups == 1
-        and problem.source_channels <= _FEW_SOURCE
+        and problem.source_channels <= (_ONE_TAP_SOURCE if one_tap else _FEW_SOURCE)
         and problem.target_channels >= MANY_CHANNELS
-        and (problem.operation == "grad_input" or (problem.forward and max(g.stride) == 1))
+        and (gradient or (problem.forward and not strided))
     )
 
 
@@ -168,7 +176,8 @@ def _cost(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) -> 
     inputs = batch * math.prod(source) * problem.source_channels
     products = outputs * problem.source_channels * math.prod(problem.geometry.kernel_size)
     traffic = problem.element_bytes * (outputs + inputs)
-    return (products / _PRODUCTS + traffic / MEMORY_BYTES) / gpu.multiprocessors
+    last = _CHANNELS_LAST if problem.target_channels_last else 1.0
+    return last * (products / _PRODUCTS + traffic / MEMORY_BYTES) / gpu.multiprocessors
 
 
 def choose_gather(problem: Problem) -> DirectPlan:
