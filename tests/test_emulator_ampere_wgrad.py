@@ -72,6 +72,13 @@ def test_taps_are_columns(
     check(case, plans)
 
 
+@pytest.mark.parametrize("channels", [(8, 19), (1, 19)])
+def test_few_sums_where_no_more_fit(channels: tuple[int, int]) -> None:
+    geometry, size = layer(channels, 1), (4, 5, 24)
+    every = [plan for _, plan in ranked(Problem("grad_weight", geometry, BF16), BATCH, size, FEW)]
+    check((geometry, size, BF16, (False, False)), [every[0], every[-1]])
+
+
 def check(
     case: tuple[Geometry, Triple, Arithmetic, tuple[bool, bool]], plans: list[WgradPlan]
 ) -> None:

@@ -34,6 +34,7 @@ CASES: list[tuple[Case, Triple, int]] = [
     (Case("2 to 19 k3 d2", "forward", IEEE, True, True), (0, 2, 2), 8),
     (Case("24 to 3 k(2,3,4) s(1,2,3)", "grad_input", IEEE, True), (0, 1, 2), 16),
     (Case("24 to 3 k(2,3,4) s(1,2,3)", "grad_input", IEEE, True, True), (0, 2, 2), 8),
+    (Case("24 to 3 k(2,3,4) s(1,2,3)", "grad_input", Arithmetic.TF32, True, True), (0, 2, 2), 8),
     (Case("12 to 1 k5 s2", "grad_input", IEEE), (0, 1, 2), 12),
     (Case("12 to 1 k5 s2", "grad_input", IEEE, target_last=True), (0, 2, 2), 8),
     (Case("3 to 32 k1", "forward", IEEE), (0, 1, 2), 16),

@@ -54,21 +54,6 @@ def matches(one, pattern):
     return re.search(pattern, name) is not None
 
 
-def candidates(problem, batch, input_size, gpu, top, kernels=""):
-    """The best plan of the cost model, then, of each family whose name matches, the best
-    few for each number of resident CTAs."""
-    found = plan.ranked_plans(problem, batch, tuple(input_size), gpu)
-    kept, counts = [found[0]], {}
-    for one in found[1:]:
-        if not matches(one, kernels):
-            continue
-        key = (type(one), one.describe().get("pipeline", "").split(", ")[-1])
-        counts[key] = counts.get(key, 0) + 1
-        if counts[key] < top or all(type(one) is not type(other) for other in kept):
-            kept.append(one)
-    return kept
-
-
 def processes():
     spawn = multiprocessing.get_context("spawn")
     return concurrent.futures.ProcessPoolExecutor(os.cpu_count(), spawn)
@@ -328,7 +313,7 @@ def random_jobs(arguments, gpu):
             problem = Problem("forward", geometry, problem.arithmetic, problem.source_channels_last,
                               problem.target_channels_last, True)  # fmt: skip
         batch = r.choice([1, 2, 3])
-        found = candidates(problem, batch, size, gpu, 1000)
+        found = plan.ranked_plans(problem, batch, size, gpu)
         found = [one for one in found if matches(one, arguments.kernels)]
         if not found:
             continue
@@ -346,7 +331,7 @@ CHAINS = (
     (("mul_scalar", "gelu_tanh"), (0.5,)),
     (("tanh", "shift", "sigmoid"), ()),
 )
-"""Steps that ``check --fused`` attaches in turn, with their scalars."""
+"""Steps that ``--fused`` attaches in turn, with their scalars."""
 BESIDE = 8  # channels of the larger tensor on either side of a slice
 
 

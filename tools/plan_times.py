@@ -99,9 +99,8 @@ def drawn(count, seed):
             many, few, tuple(kernel), tuple(stride), tuple(padding), (0, 0, 0), (1, 1, 1), groups,
             transposed=transposed,
         )  # fmt: skip
-        name = f"drawn {many}-{few} k{kernel} s{stride} g{groups} n{batch} {size}".replace(
-            ", ", "x"
-        )
+        extents = "x".join(map(str, size))
+        name = f"{geometry.label} n{batch} {extents}"
         try:
             shape = Shape(name, batch, tuple(size), False, geometry)
             elements = max(prod(shape.x_size), prod(shape.y_size))

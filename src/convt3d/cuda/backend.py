@@ -109,14 +109,14 @@ def _prepare(operation: Operation) -> Prepared | Left:
         reason = _reason_to_leave(operation.problem, operation.batch, operation.input_size, gpu)
         if len(_prepared) >= _MAX_PREPARED:
             _prepared.clear()
-        if reason is None:
+        found = Left(operation)
+        if reason is not None:
+            log_once(f"PyTorch runs {operation.name} of {operation.geometry.label}: {reason}")
+        else:
             try:
                 found = prepared_by(operation.plan(gpu), operation)
             except compiler.CompilationError as error:
                 warnings.warn(f"PyTorch's operator runs instead: {error}", RuntimeWarning, 2)
-        else:
-            log_once(f"PyTorch runs {operation.name} of {operation.geometry.label}: {reason}")
-        found = found or Left(operation)
         _prepared[operation, benchmark] = found
     return found
 

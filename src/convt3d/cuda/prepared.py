@@ -73,7 +73,7 @@ class Prepared:
 
 
 class Left:
-    """The same where PyTorch's operator is faster: the members of :class:`Prepared`."""
+    """The same where PyTorch's operator runs: it is faster, or NVRTC refused a kernel."""
 
     PYTORCH = True  # see backends.by_pytorch
     __slots__ = ("_operation",)

@@ -398,7 +398,7 @@ def _tap_boxes(problem: Problem) -> list[Triple]:
 
 
 def _bases(problem: Problem, gpu: Gpu, few_sums: bool = False) -> Iterator[WgradPlan]:
-    """Every sensible kernel but for the size of its boxes; or also those of few sums."""
+    """Every sensible kernel but for the size of its boxes, also of ``few_sums`` where asked."""
     ieee = problem.arithmetic is Arithmetic.IEEE
     limit = _MAX_ACCUMULATORS_IEEE if ieee else _MAX_ACCUMULATORS
     in_columns, kernel = _taps_in_columns(problem), problem.geometry.kernel_size
@@ -415,8 +415,8 @@ def _bases(problem: Problem, gpu: Gpu, few_sums: bool = False) -> Iterator[Wgrad
         m, n = 16 * warps[0] * fm, 8 * warps[1] * fn
         # Few sums seldom pay, unless they are all that there are.
         whole = 16 * fm >= problem.source_channels and 8 * fn >= columns and taps == kernel
-        whole = whole or few_sums
-        if accumulators > limit or (accumulators < 12 and not in_columns and not whole):
+        enough = accumulators >= 12 or in_columns or whole or few_sums
+        if accumulators > limit or not enough:
             continue
         if m >= problem.source_channels + 16 or n >= columns + 8:
             continue

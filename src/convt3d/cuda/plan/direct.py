@@ -33,10 +33,11 @@ _MAX_SLOTS = 32
 _MAX_SHIFTS = 96
 _MAX_SHARED_WEIGHTS = 32 * 1024
 _MAX_TAPS = 64
-# Channels of one tap, or of more, of which a thread computes as many target channels as registers
-# hold; products of a multiprocessor in a cycle in such layers; and time to channels_last over that.
+# Of so few source channels a thread computes as many target channels as registers hold: of one tap,
+# and of more.
 _ONE_TAP_SOURCE, _FEW_SOURCE = 4, 3
-_PRODUCTS, _CHANNELS_LAST = 67.0, 1.1
+_PRODUCTS = 67.0  # of a multiprocessor in a cycle, in such layers
+_CHANNELS_LAST = 1.1  # times as long to channels_last tensors
 
 
 def suits(problem: Problem) -> bool:

@@ -36,9 +36,14 @@ def multiplying_registers(
     threads: int, multiplying: int, other_registers: int, resident: int = 1
 ) -> int:
     """The same where ``multiplying`` threads multiply."""
-    launched = min(248, 65536 // (threads * resident) // 8 * 8)
+    launched = _launched_registers(threads, resident)
     total = launched * threads - other_registers * (threads - multiplying)
     return min(240, total // multiplying // 8 * 8)
+
+
+def _launched_registers(threads: int, resident: int = 1) -> int:
+    """Registers that a thread is launched with."""
+    return min(248, 65536 // (threads * resident) // 8 * 8)
 
 
 def compiles(columns: int, threads: int) -> bool:
@@ -46,7 +51,7 @@ def compiles(columns: int, threads: int) -> bool:
 
     It counts with the registers that a thread is launched with, and asks for 26 beside the sums.
     """
-    return columns // 2 + 26 <= 65536 // threads
+    return columns // 2 + 26 <= _launched_registers(threads)
 
 
 def column_tiles(

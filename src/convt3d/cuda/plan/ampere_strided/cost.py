@@ -39,14 +39,8 @@ _MISSED = {
     ("grad_input", Arithmetic.TF32): 1.25,
     ("grad_input", Arithmetic.IEEE): 1.28,
 }
-# The same of channels_last sources beside.
-_CHANNELS_LAST = {
-    ("forward", Arithmetic.F16): 1.7,
-    ("forward", Arithmetic.BF16): 1.7,
-    ("grad_input", Arithmetic.TF32): 1.3,
-    ("grad_input", Arithmetic.F16): 1.7,
-    ("grad_input", Arithmetic.BF16): 1.7,
-}
+# The same of channels_last sources beside: in 16 bits, and of gradients in TF32.
+_CHANNELS_LAST, _CHANNELS_LAST_TF32 = 1.7, 1.3
 # Gradients of 16 bits whose source can only be loaded value by value: of many, of few channels.
 _ODD_LINES = (1.8, 1.3)
 _EMPTY_SLOTS = 0.8  # outputs without taps leave faster than counted
@@ -153,15 +147,17 @@ def call_cycles(
     workers = np.minimum(count, plan.most_workers) * plan.n_tiles
     sharing = np.clip(workers / plan.gpu.multiprocessors, 1.0, t.resident)
     way = (plan.problem.operation, plan.problem.arithmetic)
-    missed, apart = _MISSED.get(way, 1.3), not plan.problem.source_channels_last
-    if not apart:
-        missed *= _CHANNELS_LAST.get(way, 1.0)
-    if plan.problem.element_bytes == 2 and apart and odd_lines(plan.problem):
+    missed, last = _MISSED.get(way, 1.3), plan.problem.source_channels_last
+    if last and bytes_ == 2:
+        missed *= _CHANNELS_LAST
+    elif last and way == ("grad_input", Arithmetic.TF32):
+        missed *= _CHANNELS_LAST_TF32
+    elif bytes_ == 2 and odd_lines(plan.problem):
         missed *= _ODD_LINES[plan.step_words == 4]
     slots = axes[0].unit_target * axes[1].unit_target * axes[2].unit_target
     if plan.problem.forward and plan.live_slots < slots:
         missed *= _EMPTY_SLOTS
-    paired = bytes_ == 2 and not plan.problem.source_channels_last
+    paired = bytes_ == 2 and not last
     paired = paired and (plan.problem.forward or plan.step_words == 4)
     waits = _PAIRED_CYCLES[plan.problem.operation] * stages if paired else 0.0
     tile = tile * _measured_factor(plan, target)
