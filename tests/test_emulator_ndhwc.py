@@ -28,6 +28,15 @@ LAYERS["k325 s213, channels of 8"] = (
     layer((8, 16), (3, 2, 5), (2, 1, 3), (1, 0, 2), (1, 0, 1), (1, 2, 1)),
     (3, 4, 7),
 )
+LAYERS["k3 s1, one phase"] = (layer((40, 24), 3, 1, 1), (3, 9, 10))
+LAYERS["k325 s1 d121, one phase"] = (
+    layer((72, 40), (3, 2, 5), 1, (1, 0, 2), 0, (1, 2, 1)),
+    (3, 5, 7),
+)
+LAYERS["k1 s1, one phase"] = (layer((80, 24), 1), (3, 5, 7))
+LAYERS["k213 s1, three chunks"] = (layer((136, 72), (2, 1, 3), 1, (0, 0, 1)), (3, 3, 4))
+LAYERS["k3 s2, three chunks"] = (layer((136, 72), 3, 2, 1), (2, 3, 4))
+LAYERS["k213 s2, to three chunks"] = (layer((40, 136), (2, 1, 3), 2, (0, 0, 1)), (2, 3, 3))
 LAYERS["k3 s2, two groups of 16"] = (layer((32, 32), 3, 2, 1, groups=2), (2, 3, 9))
 LAYERS["k3 s2, groups of 8"] = (layer((32, 32), 3, 2, 1, groups=4), (3, 5, 9))
 LAYERS["k3 s2, groups of 40"] = (layer((80, 32), 3, 2, 1, groups=2), (2, 3, 9))
@@ -82,6 +91,43 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
         {"phased": 1, "fills": True},
     ),
     (
+        Case("k3 s1, one phase", "forward", Arithmetic.BF16, True, True),
+        {"phased": 3, "split": 1, "direct": True},
+    ),
+    (
+        Case("k3 s1, one phase", "forward", Arithmetic.TF32, True, True),
+        {"phased": 1, "split": 1},
+    ),
+    (
+        Case("k325 s1 d121, one phase", "forward", Arithmetic.F16, True, True),
+        {"phased": 3, "split": 2},
+    ),
+    (
+        Case("k325 s1 d121, one phase", "forward", Arithmetic.TF32, True, True),
+        {"phased": 3, "split": 2},
+    ),
+    (
+        Case("k1 s1, one phase", "forward", Arithmetic.BF16, True, True),
+        {"phased": 1, "resident_weights": True},
+    ),
+    # Split-K. Three CTAs have two times 16 columns each, of five: the last one less.
+    (
+        Case("k213 s1, three chunks", "forward", Arithmetic.BF16, True, True),
+        {"cluster": 3, "column_tile": 80, "direct": True},
+    ),
+    (
+        Case("k213 s1, three chunks", "forward", Arithmetic.TF32, True, True),
+        {"cluster": 4, "consumers": 2},
+    ),
+    (
+        Case("k3 s2, three chunks", "forward", Arithmetic.F16, True, True),
+        {"cluster": 3, "split": 2},
+    ),
+    (
+        Case("k213 s2, to three chunks", "grad_input", Arithmetic.BF16, True, True),
+        {"cluster": 5},
+    ),
+    (
         Case("k325 s213, channels of 8", "grad_input", Arithmetic.BF16, True, True),
         {"resident_weights": False},
     ),
@@ -94,14 +140,18 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
 
 def ndhwc_with(**wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of ndhwc/kernel.cu with these choices, for CTAs that walk on."""
-    wanted = {"direct": False, "fills": False, **wanted}
+    wanted = {"direct": False, "fills": False, "cluster": 1, **wanted}
+    # Clusters are for layers that leave multiprocessors without a work tile.
+    multiprocessors = 8 if wanted["cluster"] == 1 else Gpu().multiprocessors
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size) if problem.forward else size
         few = replace(Gpu(), multiprocessors=3)
         plans = [
             plan
-            for plan in ndhwc.candidates(problem, batch, target, replace(few, multiprocessors=8))
+            for plan in ndhwc.candidates(
+                problem, batch, target, replace(few, multiprocessors=multiprocessors)
+            )
             if all(getattr(plan.tile, name) == value for name, value in wanted.items())
         ]
         return replace(min(plans, key=lambda plan: plan.cost(batch, target)), gpu=few)

@@ -1,4 +1,4 @@
-// The compile-time description of one strided channels_last kernel on warpgroup products, and of
+// The compile-time description of one channels_last kernel on warpgroup products, and of
 // its packed weights. The macros are set by plan/ndhwc/.
 #pragma once
 #include "device/pipeline.cuh"
@@ -208,10 +208,18 @@ struct NdhwcConfig : Convolution {
   static constexpr int fill_bytes =
       position_bytes * (position_bytes < 2048 ? 2048 / position_bytes : 1);
 
+  /// Split-K: the CTAs of a cluster share the chunks and taps of W of one work tile, add their sums
+  /// up in the order of the CTAs, and store some columns each (ndhwc/cluster.cuh).
+  static constexpr int cluster = CONVT3D_CLUSTER;
+  static_assert(cluster == 1 || (phased == 3 && !by_warps && !resident_weights && !skips),
+                "each stage has its own boxes and weights");
+  /// Columns that a CTA stores, beginning at its rank times so many.
+  static constexpr int stored_columns = 16 * div_up(column_tile / 16, cluster);
+
   // The epilogue's shared memory: of each warp a table of rows, and one slot of D and H of 16
   // rows, some columns at a time.
   static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
-  static_assert(staged_columns % 16 == 0 && column_tile % staged_columns == 0, "whole rounds");
+  static_assert(staged_columns % 16 == 0 && stored_columns % staged_columns == 0, "whole rounds");
   static constexpr int table_bytes = 16 * 16;
   static constexpr int row_bytes = Inner2::slots * staged_columns * element_bytes;
   static constexpr int row_pitch = row_bytes + 16;
@@ -256,7 +264,7 @@ struct NdhwcWalk {
 
   template <typename Arguments>
   CONVT3D_DEVICE NdhwcWalk(const Arguments& arguments, uint32_t shared)
-      : at(blockIdx.x),
+      : at(blockIdx.x / Config::cluster),
         end(arguments.count() * n_tile_phases),
         longest_first(shared + Config::order_offset, end) {}
 
@@ -272,7 +280,7 @@ struct NdhwcWalk {
     // A CTA takes all pairs of N tile and phase in turn: some phases have more taps than others.
     const int rotations = tile * n_tile_phases / int(gridDim.x);
     const int n_tile_phase = (number % n_tile_phases + rotation * rotations) % n_tile_phases;
-    at += gridDim.x;
+    at += gridDim.x / Config::cluster;
     decode(arguments, tile, n_tile_phase, work);
     return true;
   }

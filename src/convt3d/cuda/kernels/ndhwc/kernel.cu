@@ -1,5 +1,5 @@
-// Strided channels_last layers on Hopper's warpgroup products, both operands in shared memory
-// (sm_90a): forward pass and gradient by input.
+// Channels_last layers on Hopper's warpgroup products, both operands in shared memory (sm_90a):
+// forward pass and gradient by input.
 //
 // A unit is one period of phases, stride0 x stride1 x stride2 outputs, and one row of M. A
 // persistent CTA goes from work tile to work tile: a tile of units (samples x D x H x W, in that
@@ -20,6 +20,9 @@
 // with zeros. In the gradient by input a unit is one position; its taps read every stride-th
 // position, which TMA's element strides bring, a box for each tap.
 //
+// Where work tiles are few, the CTAs of a cluster share the chunks and taps of one (split-K), and
+// add their sums up through each other's shared memory (ndhwc/cluster.cuh).
+//
 // Groups of eight channels are multiplied by warps, out of the same boxes (ndhwc/groups.cuh).
 //
 // Shared memory: barriers | weights, one (chunk, tap of W, walked taps) a stage, or all of them |
@@ -34,6 +37,7 @@
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
+#include "ndhwc/cluster.cuh"
 #include "ndhwc/empty_phases.cuh"
 #include "ndhwc/groups.cuh"
 #include "ndhwc/store.cuh"
@@ -127,8 +131,10 @@ CONVT3D_DEVICE void produce(const NdhwcArguments<typename Config::Storage>& a, c
       load_box(0, 0, 0, 0);
       continue;
     }
+    const NdhwcShare<Config> share(work);
     for (int chunk = 0; chunk < Config::chunks; ++chunk)
-      for (int walked2 = 0; walked2 < taps2.count; ++walked2)
+      for (int walked2 = 0; walked2 < taps2.count; ++walked2) {
+        if (!share.has(chunk * taps2.count + walked2)) continue;
 #pragma unroll
         for (int position = 0; position < Config::Inner2::kernel; ++position) {
           const int w = taps2.offset + walked2 * taps2.step + Taps2::at(position).shift;
@@ -149,6 +155,7 @@ CONVT3D_DEVICE void produce(const NdhwcArguments<typename Config::Storage>& a, c
             }
           }
         }
+      }
   }
 }
 
@@ -360,17 +367,24 @@ CONVT3D_DEVICE void consume(const NdhwcArguments<typename Config::Storage>& a, u
     }
     reader.weights = shared + Config::weight_offset;
     reader.meet(work, lines);
+    if constexpr (Config::cluster > 1) {
+      const NdhwcShare<Config> share(work);
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      int tap2 = 0;
+      for (int k = share.begin; k < share.end; ++k) reader.template chunk<0>(sum, work, row);
+    } else {
 #pragma unroll 1
-      do {
-        reader.template chunk<0>(sum, work, row);
-      } while (++tap2 < work.taps[2].count);
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        int tap2 = 0;
+#pragma unroll 1
+        do {
+          reader.template chunk<0>(sum, work, row);
+        } while (++tap2 < work.taps[2].count);
+      }
     }
     wgmma_wait<0>();
     reader.release();
     operand_fence<typename Config::Inner0, typename Config::Inner1, typename Config::Inner2>(sum);
+    if constexpr (Config::cluster > 1) NdhwcCluster<Config>(shared, warpgroup).add(sum[0][0][0]);
     store(work, sum);
   }
 }
@@ -449,11 +463,16 @@ CONVT3D_DEVICE void run_ndhwc(const NdhwcArguments<typename Config::Storage>& ar
     else
       consume<Config>(arguments, shared, a_stages, stages, warpgroup);
   }
+  if constexpr (Config::cluster > 1) NdhwcCluster<Config>::leave(warpgroup);
 }
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::NdhwcConfig::threads, 1)
+extern "C" __global__ void
+#if CONVT3D_CLUSTER > 1
+__cluster_dims__(CONVT3D_CLUSTER, 1, 1)
+#endif
+__launch_bounds__(convt3d::NdhwcConfig::threads, 1)
     convt3d_ndhwc(const unsigned char* weights, const convt3d::NdhwcConfig::Storage* bias,
                   convt3d::NdhwcConfig::Storage* target,
                   const __grid_constant__ convt3d::TensorMap map,

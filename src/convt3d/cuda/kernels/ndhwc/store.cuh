@@ -1,4 +1,4 @@
-// The epilogue of strided channels_last layers: each warp alone stages the outputs of its 16 rows
+// The epilogue of channels_last layers: each warp alone stages the outputs of its 16 rows
 // of a block, for one slot of D and H at a time, and stores them as 16 bytes a lane. The slots of
 // W and the channels of a unit are neighbours in memory, and so are units along W.
 #pragma once
@@ -22,6 +22,11 @@ struct NdhwcStore {
   static constexpr int batch = rounds < 4 ? rounds : 4;
   /// Places that registers hold for all slots of D and H.
   static constexpr int kept = rounds <= 4 && slots0 * slots1 > 1 ? rounds : 1;
+
+  /// Whether all columns that are staged exist.
+  static constexpr bool whole_columns =
+      Config::target_channels % Config::column_tile == 0 &&
+      Config::column_tile == Config::stored_columns * Config::cluster;
 
   const NdhwcArguments<Storage>& a;
   const NdhwcUnits<Config>& units;
@@ -63,7 +68,7 @@ struct NdhwcStore {
           const bool used = slot0 < slots0 && has_tap<typename Config::Inner0>(slot0) &&
                             slot1 < slots1 && has_tap<typename Config::Inner1>(slot1);
 #pragma unroll
-          for (int first = 0; first < Config::column_tile; first += Config::staged_columns) {
+          for (int first = 0; first < Config::stored_columns; first += Config::staged_columns) {
 #pragma unroll
             for (int slot2 = 0; slot2 < slots2; ++slot2)
               stage(work, slot2, sum[slot0 % slots0][slot1 % slots1][slot2][block], first,
@@ -81,6 +86,16 @@ struct NdhwcStore {
   }
 
  private:
+  /// The first column that this CTA stores, and the end of the work tile's.
+  CONVT3D_DEVICE int first_column(const WorkTile& work) const {
+    const int first = work.column_tile * Config::column_tile;
+    if constexpr (Config::cluster == 1) return first;
+    return first + int(blockIdx.x) % Config::cluster * Config::stored_columns;
+  }
+  CONVT3D_DEVICE int end_column(const WorkTile& work) const {
+    if constexpr (Config::cluster == 1) return Config::target_channels;
+    return min(Config::target_channels, (work.column_tile + 1) * Config::column_tile);
+  }
   /// A row's first output, and how many of its slots exist along each axis, which are returned.
   CONVT3D_DEVICE uint32_t locate(const WorkTile& work, int index) const {
     constexpr int stride[3] = {Config::Axis0::unit_destination, Config::Axis1::unit_destination,
@@ -111,7 +126,7 @@ struct NdhwcStore {
   /// Some columns from `begin` on.
   CONVT3D_DEVICE void stage(const WorkTile& work, int slot2, const float (&sum)[Config::sums],
                             int begin, bool used, int slot0, int slot1) const {
-    const int first = work.column_tile * Config::column_tile + begin + 2 * (lane % 4);
+    const int first = first_column(work) + begin + 2 * (lane % 4);
 #pragma unroll
     for (int n = 0; n < Config::staged_columns / 8; n += 2) {
       float value[2][4];
@@ -151,7 +166,7 @@ struct NdhwcStore {
 
   CONVT3D_DEVICE float bias_of(const WorkTile& work, int column) const {
     if constexpr (Config::bias) {
-      if (Config::target_channels % Config::column_tile == 0 || column < Config::target_channels)
+      if (whole_columns || column < Config::target_channels)
         return Type::load(__ldg(a.bias + work.group * Config::target_channels + column));
     }
     return 0.f;
@@ -165,7 +180,7 @@ struct NdhwcStore {
       uint32_t low, high, limits, nothing;
       load_shared(table + 16 * row, low, high, limits, nothing);
       exists = slot0 < int(limits & 0xff) && slot1 < int(limits >> 8 & 0xff) &&
-               slot2 < int(limits >> 16) && column < Config::target_channels;
+               slot2 < int(limits >> 16) && column < end_column(work);
       at = int64_t(uint64_t(high) << 32 | low) + column +
            ((int64_t(slot0) * a.target.extent[1] + slot1) * a.target.extent[2] + slot2) *
                Config::all_channels;
@@ -183,8 +198,7 @@ struct NdhwcStore {
     const int index = 32 * round + lane;
     const int row = index / pieces, piece = index % pieces;
     const int slot2 = piece / slot_pieces;
-    const int column =
-        work.column_tile * Config::column_tile + piece % slot_pieces * Config::vector;
+    const int column = first_column(work) + piece % slot_pieces * Config::vector;
     uint32_t low, high, limits, nothing;
     load_shared(table + 16 * min(row, 15), low, high, limits, nothing);
     const bool there = slot2 < int(limits >> 16) && (16 * pieces % 32 == 0 || row < 16);
@@ -199,8 +213,7 @@ struct NdhwcStore {
     for (int index = lane; index < 16 * beyond2 * slot_pieces; index += 32) {
       const int row = index / (beyond2 * slot_pieces);
       const int slot2 = index / slot_pieces % beyond2, piece = index % slot_pieces;
-      const int column =
-          work.column_tile * Config::column_tile + first + piece * Config::vector;
+      const int column = first_column(work) + first + piece * Config::vector;
       uint32_t low, high, limits, nothing, v[4];
       load_shared(table + 16 * row, low, high, limits, nothing);
       load_shared(staged + row * Config::row_pitch + (slot2 * slot_pieces + piece) * 16, v[0],
@@ -208,7 +221,7 @@ struct NdhwcStore {
       const int64_t position = (int64_t(slot0) * a.target.extent[1] + slot1) * a.target.extent[2] +
                                slots2 + slot2;
       const bool exists = slot0 < int(limits & 0xff) && slot1 < int(limits >> 8 & 0xff) &&
-                          slots2 + slot2 < int(limits >> 16) && column < Config::target_channels;
+                          slots2 + slot2 < int(limits >> 16) && column < end_column(work);
       if constexpr (Fusion::by_element) {
         Storage* to = a.target.data + int64_t(uint64_t(high) << 32 | low) +
                       position * Config::all_channels + column;
@@ -246,7 +259,7 @@ struct NdhwcStore {
         if (first + i >= rounds) continue;
         const Place place = kept == rounds ? places[(first + i) % kept] : place_of(work, first + i);
         if (slot0 < place.slots0 && slot1 < place.slots1 &&
-            place.column + column < Config::target_channels)
+            place.column + column < end_column(work))
           store_streaming(reinterpret_cast<uint4*>(place.to + slot),
                           make_uint4(v[i][0], v[i][1], v[i][2], v[i][3]));
       }

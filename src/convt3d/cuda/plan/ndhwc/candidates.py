@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
+from convt3d.cuda.plan.ndhwc.cost import clusters_at_once
 from convt3d.cuda.plan.ndhwc.layout import NdhwcTile
 from convt3d.cuda.plan.ndhwc.plan import WgmmaNdhwcPlan
 from convt3d.cuda.plan.search import by_cost, with_tile
 from convt3d.cuda.plan.unit_tiles import deepest
 from convt3d.cuda.plan.warpgroups import ONLY_HOPPER, ROUNDED, column_tiles
-from convt3d.cuda.schedule import Gpu, Problem
+from convt3d.cuda.schedule import Gpu, Problem, div_up
 
 # Weight stages and source boxes, deepest first; there is room for barriers of eight.
 _PIPELINES = ((4, 4), (4, 3), (3, 3), (4, 2), (3, 2), (2, 2))
 _MAX_PLANS = 24
+_MOST_CLUSTER = 8  # CTAs that any GPU of this generation runs together
+_CLUSTERS = 3  # of the largest that are compared
 _MOST_DIRECT = 6  # of the cheapest that are compared on weights as they are, too
 # Batches and extents of units whose tiles may have few positions of many samples.
 _MANY_SAMPLES = 16
@@ -33,8 +38,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return f"{problem.arithmetic.value} is not among its arithmetics"
     if not (problem.source_channels_last and problem.target_channels_last):
         return "both activations are channels_last"
-    if max(g.stride) == 1:
-        return "stride 1 has no phases"
+    if max(g.stride) == 1 and g.groups > 1:
+        return "stride 1 in groups is left to the sweep"
     if problem.source_channels * g.groups % vector or problem.target_channels % vector:
         return "channels are moved as 16 bytes"
     if g.groups > 1 and problem.source_channels % (2 * vector) and not _by_warps(problem):
@@ -93,6 +98,8 @@ def _packed(
     ):
         if (split == 2 and phased < 2) or (split == 3) == problem.forward:
             continue
+        if max(problem.geometry.stride) == 1 and phased in (0, 2):
+            continue  # with three as fast, and with none, all taps unrolled, slower
         plans = (
             WgmmaNdhwcPlan(
                 problem, NdhwcTile(phased, blocks, column_tile, consumers, 2, 2, split, False), gpu
@@ -107,12 +114,26 @@ def _packed(
                 yield from _deepest(inside, False, batch, target)
         for plan in fitting[-2:]:
             yield from _deepest(plan, False, batch, target)
+            yield from _clusters(plan, batch, target)
             if plan.empty_phases:
                 filling = with_tile(plan, fills=True)
                 yield from _deepest(filling, False, batch, target)
             if plan.n_tile_phases > gpu.multiprocessors:
                 continue
             yield from _deepest(plan, True, batch, target)
+
+
+def _clusters(plan: WgmmaNdhwcPlan, batch: int, target: Sequence[int]) -> Iterator[WgmmaNdhwcPlan]:
+    """Split-K, where work tiles leave multiprocessors without any."""
+    if plan.tile.phased < 3:
+        return
+    work_tiles = div_up(batch * math.prod(plan.units(target)), plan.tile.rows) * plan.n_tile_phases
+    at_once = functools.partial(clusters_at_once, multiprocessors=plan.gpu.multiprocessors)
+    sizes = [n for n in range(2, min(_MOST_CLUSTER, plan.shares) + 1) if work_tiles <= at_once(n)]
+    # Those that leave the busiest CTA less than the next smaller one does.
+    fewest = {div_up(plan.shares, div_up(plan.shares, n)) for n in sizes}
+    for cluster in sorted(fewest)[-_CLUSTERS:]:
+        yield from _deepest(with_tile(plan, cluster=cluster), False, batch, target)
 
 
 def _deepest(

@@ -1,4 +1,7 @@
-"""Estimated cycles of a call of an ndhwc kernel, fitted to 40 plans timed on an H200."""
+"""Estimated cycles of a call of an ndhwc kernel.
+
+Fitted to 40 plans of strided layers, and for stride 1 and clusters to 1,346 of 379, on an H200.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from convt3d.cuda.plan.axes import source_extents
 from convt3d.cuda.plan.ndhwc.layout import MOST_ROUNDS, NdhwcLayout
 from convt3d.cuda.plan.rates import MEMORY_BYTES
 from convt3d.cuda.plan.unit_tiles import UnitShape
-from convt3d.cuda.schedule import div_up
+from convt3d.cuda.schedule import Gpu, div_up
 
 # Cycles of one work tile: of a product, for all warpgroups; of a stage, and more where few weights
 # are in flight; of a byte of outputs, also of units that do not exist; of a row of a box, and of
@@ -24,6 +27,12 @@ _ORDER = 0.02
 _LAUNCHES, _PACKING = 11200.0, 3300.0
 _RESIDENT_BYTE = 1 / 60
 _TWO_BOXES = 1.2  # what two source stages cost more than counted, over 81 layers and types
+# Of a cluster, to meet twice; of a byte of sums that a CTA reads.
+_CLUSTER, _SUM_BYTE = 2000.0, 1 / 24
+# Clusters of so many CTAs that an H200 ran at once. It has GPCs of fewer than 16 multiprocessors,
+# which a cluster stays within: 32 of 4 or 16 of 8 took twice as long as 30 and 14.
+_AT_ONCE = {2: 64, 3: 36, 4: 30, 5: 20, 6: 16, 7: 14, 8: 14}
+_UNSTRIDED = 1.2  # what layers of stride 1 cost more than counted, beside sweeps that can run them
 _MOST_SORTED = 1024  # work tiles that are scheduled longest first, at most
 
 
@@ -37,18 +46,20 @@ def call_cycles(plan: NdhwcLayout, shape: UnitShape, batch: int, target: Sequenc
     p, t = plan.problem, plan.tile
     # A CTA whose weights stay keeps its phase: those with most taps end last.
     stages = plan.chunks * (plan.most_stages if t.resident_weights else plan.stages / plan.phases)
+    share = div_up(plan.shares, t.cluster) / plan.shares  # of the products, of the busiest CTA
+    stages *= share
     # Blocks beyond the tile's units are multiplied too.
     used = t.blocks * t.consumers
     products = stages * plan.taps * plan.steps * used * _product_cycles(t.column_tile)
     if plan.by_warps:
         products = 0.0  # of warps, hidden under what they wait for
-    outputs = 64.0 * used * math.prod(plan.slots) * t.column_tile * p.element_bytes
+    outputs = 64.0 * used * math.prod(plan.slots) * plan.stored_columns * p.element_bytes
     # Pieces that do not follow one another are merged in L2, at a price.
     together = t.column_tile * p.element_bytes
     if t.column_tile >= p.geometry.out_channels and plan.slots[2] == p.geometry.stride[2]:
         together *= plan.slots[2] * shape.units[3]
     always = outputs * (1 + _PIECE / together) * _OUTPUT_BYTE + _WORK_TILE
-    rows = plan.chunks * plan.boxes * math.prod(shape.box)
+    rows = share * plan.chunks * plan.boxes * math.prod(shape.box)
     item = products * _PRODUCT + stages * _STAGE + rows * _BOX_ROW + always
     if not t.resident_weights:
         item += stages / max(1, t.weight_stages - 1) * _WEIGHT_WAIT
@@ -58,7 +69,10 @@ def call_cycles(plan: NdhwcLayout, shape: UnitShape, batch: int, target: Sequenc
         # What is left are work tiles with taps, which are as long as the longest on average.
         work_tiles = plan.phases - plan.empty_phases
         item += (products * _PRODUCT + stages * _STAGE) * (plan.phases / work_tiles - 1)
-    whole = div_up(shape.count * work_tiles, plan.grid(shape)) * item
+    whole = div_up(shape.count * work_tiles, _at_once(plan, shape)) * item
+    if t.cluster > 1:
+        sums = 128 * t.consumers * plan.accumulators * 4
+        whole += _CLUSTER + sums * _SUM_BYTE
     if t.samples_inside:
         whole = _longest_first(plan, shape, target, products, always)
     # Outputs are as large as the source of the gradient.
@@ -69,8 +83,22 @@ def call_cycles(plan: NdhwcLayout, shape: UnitShape, batch: int, target: Sequenc
     if t.resident_weights:
         once += t.weight_stages * plan.stage_bytes * _RESIDENT_BYTE
     whole *= _TWO_BOXES if t.source_stages == 2 else 1.0
+    whole *= _UNSTRIDED if max(p.geometry.stride) == 1 else 1.0
     # Of several at memory's rate, the one with least to do besides.
     return max(whole, floor + _ORDER * whole) + once
+
+
+def clusters_at_once(cluster: int, multiprocessors: int) -> int:
+    """Clusters of so many CTAs, one a multiprocessor, that run at the same time."""
+    return max(1, _AT_ONCE[cluster] * multiprocessors // Gpu().multiprocessors)
+
+
+def _at_once(plan: NdhwcLayout, shape: UnitShape) -> int:
+    """Work tiles that the GPU has at hand at a time."""
+    cluster = plan.tile.cluster
+    if cluster == 1:
+        return plan.grid(shape)
+    return clusters_at_once(cluster, plan.gpu.multiprocessors)
 
 
 def _longest_first(

@@ -35,6 +35,7 @@ class NdhwcTile(UnitTile):
     samples_inside: bool = False  # units in the order D, H, W, samples, not samples first
     direct: bool = False  # weights as they are, where they are channels_last, too
     fills: bool = False  # outputs of phases without taps leave by bulk copies, beside the products
+    cluster: int = 1  # split-K: CTAs that share the chunks and taps of W of a work tile
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,11 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
             return 1
         walked = (1 if axis.block else axis.kernel for axis in self.axes[:2])
         return self.axes[2].kernel * math.prod(walked)
+
+    @functools.cached_property
+    def shares(self) -> int:
+        """Chunks and taps of W of a work tile, which the CTAs of a cluster can share."""
+        return self.chunks * min(n for n in self.axes[2].phase_taps if n)
 
     @functools.cached_property
     def most_stages(self) -> int:
@@ -173,9 +179,14 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
     # ------------------------------------------------------------ shared memory
 
     @property
+    def stored_columns(self) -> int:
+        """Columns of a work tile that a CTA stores: all, or its part of a cluster's."""
+        return 16 * div_up(self.tile.column_tile // 16, self.tile.cluster)
+
+    @property
     def staged_columns(self) -> int:
         """Columns that the epilogue stages at a time: less where boxes need the room."""
-        columns = self.tile.column_tile
+        columns = self.stored_columns
         if not self.tile.samples_inside:
             return columns
         fewer = 128 // self.problem.element_bytes
@@ -278,8 +289,17 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
                 most = lines // (t1 * t0)
                 for samples in {1, min(batch, most)} if whole else {1}:
                     shape = self._shape((samples, t0, t1, t2), batch, units)
-                    if shape and self.shared_bytes(shape) <= self.gpu.shared_per_block:
+                    if shape and self._fits(shape):
                         yield shape
+
+    def _fits(self, shape: UnitShape) -> bool:
+        """Whether shared memory holds the kernel, and the rings the sums that a cluster adds up."""
+        t = self.tile
+        if t.cluster > 1:
+            rings = t.weight_stages * self.stage_bytes + t.source_stages * self.box_bytes(shape)
+            if 128 * t.consumers * self.accumulators * 4 > rings:
+                return False
+        return self.shared_bytes(shape) <= self.gpu.shared_per_block
 
     def _batches(self, batch: int, units: Triple) -> Iterator[UnitShape]:
         """Tiles of few positions of many samples; one of eight samples always fits."""

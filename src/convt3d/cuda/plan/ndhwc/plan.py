@@ -1,4 +1,4 @@
-"""Plans of ``ndhwc/kernel.cu``: strided channels_last layers on Hopper's warpgroup products."""
+"""Plans of ``ndhwc/kernel.cu``: channels_last layers on Hopper's warpgroup products."""
 
 from __future__ import annotations
 
@@ -30,6 +30,18 @@ from convt3d.cuda.schedule import (
 class WgmmaNdhwcPlan(NdhwcLayout):
     """A kernel for one problem; the shape of its tile follows the extents of each call."""
 
+    # ------------------------------------------------------------ CTAs
+
+    def grid(self, shape: UnitShape) -> int:
+        """CTAs of a call: of a cluster's work tiles, each has one."""
+        if self.tile.cluster > 1:
+            return shape.count * self.n_tile_phases * self.tile.cluster
+        return super().grid(shape)
+
+    def rotation(self, shape: UnitShape) -> int:
+        """See :meth:`UnitTileKernel.rotation`; clusters do not move on."""
+        return 0 if self.tile.cluster > 1 else super().rotation(shape)
+
     # ------------------------------------------------------------ launches
 
     @functools.cached_property
@@ -47,6 +59,7 @@ class WgmmaNdhwcPlan(NdhwcLayout):
             "samples_inside": t.samples_inside,
             "direct": t.direct,
             "fills": t.fills,
+            "cluster": t.cluster,
             "staged_columns": self.staged_columns,
             "consumers": t.consumers,
             "blocks": t.blocks,
@@ -131,19 +144,21 @@ class WgmmaNdhwcPlan(NdhwcLayout):
         t = self.tile
         own = ("a tile", "a tap of W", "a tap of H and W", "a tap")[t.split]
         gradient = "" if self.problem.forward else "gradient of a "
+        strided = "strided " if max(self.problem.geometry.stride) > 1 else ""
         shared = super().describe()
         if self.by_warps:
             shared["products"] = (
                 f"m16 x 8 by mma.sync, {t.groups_per_tile} groups of 8 channels a tile"
             )
         return {
-            "kernel": f"{gradient}strided channels_last layer (ndhwc), wgmma from shared memory",
+            "kernel": f"{gradient}{strided}channels_last layer (ndhwc), wgmma from shared memory",
             **shared,
             "pipeline": f"{t.source_stages} A stages, one {own}, of {8 * self.vector} "
             f"channels, {self.kept}"
             + (", samples inside of lines" if t.samples_inside else "")
             + (", weights as they are" if t.direct else "")
-            + (", empty phases filled" if t.fills else ""),
+            + (", empty phases filled" if t.fills else "")
+            + (f", clusters of {t.cluster} share the products" if t.cluster > 1 else ""),
         }
 
     def cheapest(self, batch: int, target: Sequence[int]) -> tuple[float, UnitShape] | None:

@@ -1,0 +1,84 @@
+// Split-K of strided and unstrided channels_last layers: the CTAs of a cluster share the products
+// of one work tile. Each takes some of its chunks and taps of W, and puts its sums down where the
+// rings were; then each adds up some columns of all of them, in the order of the CTAs, which makes
+// the result the same in every run, and stores these.
+//
+//       sums of a CTA, in its shared memory           what CTA 1 of 4 adds up and stores
+//       [block][register][thread]                     columns 1/4 .. 2/4 of the tile, all rows
+#pragma once
+#include "device/barrier.cuh"
+#include "ndhwc/config.cuh"
+
+namespace convt3d {
+
+/// The pairs of a chunk and a tap of W, chunks first, that a CTA of the cluster multiplies.
+template <typename Config>
+struct NdhwcShare {
+  int begin, end;
+
+  CONVT3D_DEVICE explicit NdhwcShare(const WorkTile& work) {
+    const int all = work.taps_of_chunk() ? Config::chunks * work.taps[2].count : 0;
+    const int rank = int(blockIdx.x) % Config::cluster;
+    begin = all * rank / Config::cluster;
+    end = all * (rank + 1) / Config::cluster;
+  }
+  CONVT3D_DEVICE bool has(int pair) const {
+    return Config::cluster == 1 || (begin <= pair && pair < end);
+  }
+};
+
+/// A consumer's part in adding up the sums of its cluster.
+template <typename Config>
+struct NdhwcCluster {
+  static constexpr int threads = 128 * Config::consumers;
+  static constexpr int registers = Config::stored_columns / 2;  // of a block, that a CTA adds up
+  static constexpr int fetched = 8;  // registers whose words are on their way
+  uint32_t own;
+
+  CONVT3D_DEVICE NdhwcCluster(uint32_t shared, int warpgroup)
+      : own(shared + Config::weight_offset +
+            (128 * warpgroup + int(threadIdx.x) % 128) * 4) {}
+
+  /// Leaves the totals of this CTA's columns in the first registers of each block.
+  CONVT3D_DEVICE void add(float (&sum)[Config::blocks][Config::sums]) const {
+    named_barrier_sync(1, threads);  // no product reads the rings any more
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+      for (int i = 0; i < Config::sums; ++i)
+        store_shared(own + (block * Config::sums + i) * (threads * 4), sum[block][i]);
+    cluster_sync();
+    const int first = int(blockIdx.x) % Config::cluster * registers;
+#pragma unroll
+    for (int block = 0; block < Config::blocks; ++block)
+#pragma unroll
+      for (int begin = 0; begin < registers; begin += fetched) {
+        uint32_t word[fetched][Config::cluster];
+#pragma unroll
+        for (int i = 0; i < fetched; ++i) {
+          // The last CTAs may have fewer columns, and add up others that they do not store.
+          const int at = block * Config::sums + min(first + begin + i, Config::sums - 1);
+#pragma unroll
+          for (int rank = 0; rank < Config::cluster; ++rank)
+            word[i][rank] = load_shared_of(own + at * (threads * 4), rank);
+        }
+#pragma unroll
+        for (int i = 0; i < fetched; ++i) {
+          float total = 0.f;
+#pragma unroll
+          for (int rank = 0; rank < Config::cluster; ++rank)
+            total += __uint_as_float(word[i][rank]);
+          sum[block][begin + i] = total;
+        }
+      }
+  }
+
+  /// Ends a CTA, by all of its threads: others may still read its sums.
+  CONVT3D_DEVICE static void leave(int warpgroup) {
+    __syncwarp();
+    if (warpgroup == Config::consumers) cluster_sync();
+    cluster_sync();
+  }
+};
+
+}  // namespace convt3d
