@@ -3,8 +3,8 @@
 Two sources say so. Under ``torch.backends.cudnn.benchmark = True`` both run once and the faster one
 is remembered, for these very extents and on disk. Otherwise a table of measured times decides:
 ``cudnn_table.jsonl`` has the layers of known networks on an H200, or where a row says so on another
-GPU of its generation, ours beside PyTorch as it comes, and other layers are judged by the nearest
-ones in it. Only GPUs of that generation are judged so.
+GPU of its generation, ours beside PyTorch as it comes. Only GPUs of that generation are judged so,
+and only these very layers: what similar ones do told too little about others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -26,11 +26,11 @@ from convt3d.precision import Arithmetic
 
 _CAPABILITY = (9, 0)  # of the GPUs of the table
 _FASTER = 1.02  # ours / cuDNN of a timed layer from which PyTorch runs: below, it may be noise
-_EXPECTED = 1.15  # the same of an expected ratio
-_NEIGHBOURS = 3
-_FARTHEST = 2.0  # distance, in octaves, from which nothing is expected of a neighbour
 
 _FOLDER = "cudnn"
+
+Kind = tuple[str, str, bool]
+"""Operation, element type, and whether channels are last."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,6 @@ class Times:
     def ratio(self) -> float:
         """Above 1 where PyTorch is faster."""
         return self.ours / self.pytorch
-
-
-Entry = tuple[tuple[float, ...], Times]
-"""Features of a layer and its times."""
 
 
 def left_to_pytorch(
@@ -66,43 +62,24 @@ def left_to_pytorch(
 
 
 def reason(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) -> str | None:
-    """Why PyTorch's operator is expected to be faster, in one sentence, or None.
+    """Why PyTorch's operator is faster at a layer of the table, in one sentence, or None.
 
     ``problem`` is an operation of a transposed layer, whose input has ``input_size`` (D, H, W).
     """
     kind = _kind(problem)
     if gpu.capability != _CAPABILITY or kind is None:
         return None
-    features = _features(_sizes(problem, batch, input_size))
-    entries = _table().get(kind, ())
-    for known, times in entries:
-        if known == features:
-            if times.ratio <= _FASTER:
-                return None
-            return (
-                f"cuDNN was {times.ratio:.2f} times as fast when both were timed on an "
-                f"{times.gpu.removeprefix('NVIDIA ')} "
-                f"({times.pytorch:.3g} against {times.ours:.3g} ms)"
-            )
-    ratio = expected_ratio(features, entries)
-    if ratio is None or ratio <= _EXPECTED:
+    times = _table().get((kind, _sizes(problem, batch, input_size)))
+    if times is None or times.ratio <= _FASTER:
         return None
-    return f"cuDNN is expected to be {ratio:.2f} times as fast, as it is for similar layers"
+    return (
+        f"cuDNN was {times.ratio:.2f} times as fast when both were timed on an "
+        f"{times.gpu.removeprefix('NVIDIA ')} ({times.pytorch:.3g} against {times.ours:.3g} ms)"
+    )
 
 
-def expected_ratio(features: Sequence[float], entries: Iterable[Entry]) -> float | None:
-    """Time of ours over cuDNN's by the nearest layers; None where none is near."""
-    near = sorted((math.dist(features, known), math.log(times.ratio)) for known, times in entries)
-    near = [item for item in near[:_NEIGHBOURS] if item[0] < _FARTHEST]
-    if not near:
-        return None
-    weights = [1 / (0.25 + distance) ** 2 for distance, _ in near]
-    total = sum(w * log for w, (_, log) in zip(weights, near, strict=True))
-    return math.exp(total / sum(weights))
-
-
-def _kind(problem: Problem) -> tuple[str, str, bool] | None:
-    """Operation, element type and layout, which neighbours share; None for what is not judged.
+def _kind(problem: Problem) -> Kind | None:
+    """Operation, element type and layout; None for what is not judged.
 
     Of float32-grade products cuDNN is mostly slower, and mixed layouts were not timed.
     """
@@ -129,23 +106,16 @@ def _sizes(problem: Problem, batch: int, input_size: Sequence[int]) -> tuple[int
     )
 
 
-def _features(sizes: Sequence[int]) -> tuple[float, ...]:
-    """Sizes in octaves: neighbours in the table have similar ones."""
-    *others, groups = sizes
-    # Groups change more than a factor of two in anything else does.
-    return (*(math.log2(n) for n in others), 4 * math.log2(groups))
-
-
 @functools.cache
-def _table() -> dict[tuple[str, str, bool], list[Entry]]:
-    """Entries of the table by :func:`_kind`."""
-    found: dict[tuple[str, str, bool], list[Entry]] = {}
+def _table() -> dict[tuple[Kind, tuple[int, ...]], Times]:
+    """Times of the table's layers by :func:`_kind` and :func:`_sizes`."""
+    found: dict[tuple[Kind, tuple[int, ...]], Times] = {}
     text = resources.files("convt3d.cuda").joinpath("cudnn_table.jsonl").read_text()
     for line in text.splitlines():
         row = json.loads(line)
         kind = (row["operation"], row["element"], row["channels_last"])
         times = Times(row["ours_ms"], row["pytorch_ms"], row.get("gpu", GPU))
-        found.setdefault(kind, []).append((_features(row["sizes"]), times))
+        found.setdefault((kind, tuple(row["sizes"])), times)
     return found
 
 
