@@ -40,6 +40,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "both activations are channels_last"
     if max(g.stride) == 1 and g.groups > 1:
         return "stride 1 in groups is left to the sweep"
+    if max(g.stride) == 1 and not problem.forward:
+        return "the gradient of one tap is left to the patch kernels"
     if problem.source_channels * g.groups % vector or problem.target_channels % vector:
         return "channels are moved as 16 bytes"
     if g.groups > 1 and problem.source_channels % (2 * vector) and not _by_warps(problem):
