@@ -199,11 +199,12 @@ def assert_red(mutation: Mutation) -> str:
 
 
 #: Barriers that nothing depends on: the products of a warp before it have gathered its lanes.
-REDUNDANT = {("ndhwc/kernel.cu", "__syncwarp", 4)}
+REDUNDANT = {("ndhwc/kernel.cu", "__syncwarp", 5)}
 #: Those of a way to store that other kernels use (ampere/strided/store.cuh).
 REDUNDANT |= {(file, "__syncthreads", i) for file in (STRIDED_ROWS, STRIDED_SLICES) for i in (0, 1)}
 #: Those that keep loads from moving, and lanes together before a cluster's barrier.
 REDUNDANT |= {("wgrad/kernel.cu", "__syncwarp", i) for i in (0, 1)}
+REDUNDANT |= {("ndhwc/kernel.cu", "__syncwarp", 0)}
 #: That before other weights: some volume that is marched through last may finish no plane.
 REDUNDANT |= {("col2im/kernel.cu", "__syncthreads", 1)}
 #: Those that bring lanes together again, before a named barrier and before loads.
