@@ -71,9 +71,9 @@ def sketch(plan: Plan, batch: int, input_size: Sequence[int]) -> Sketch:
     steps = 1
     if isinstance(plan, sweep.WgmmaSweepPlan):
         steps = plan.sweep.steps(target[plan.order[0]])
-    split = plan.problem.operation == "grad_weight"
-    if split:
-        k = f"{batch * math.prod(input_size):,} positions"
+    split = isinstance(plan, ndhwc.WgmmaNdhwcPlan) and plan.tile.cluster > 1
+    if plan.problem.operation == "grad_weight":
+        split, k = True, f"{batch * math.prod(input_size):,} positions"
     return Sketch(m, n, k, work_tiles, ctas, steps, split)
 
 
