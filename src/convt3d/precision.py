@@ -66,8 +66,8 @@ def arithmetic_for(
     """Arithmetic of one operation of a transposed layer.
 
     float32 is TF32 only if that is allowed. It is float32-grade whatever the switch says in grouped
-    layers, as PyTorch's own convolutions are, and in those of few channels that :func:`in_float32`
-    names, as cuDNN mostly does: nobody may lose accuracy by switching to us.
+    layers, as PyTorch's often are (cuDNN takes TF32 in some), and in those of few channels that
+    :func:`in_float32` names, as cuDNN mostly does: nobody may lose accuracy by switching to us.
 
     Args:
         dtype: of the tensors.

@@ -33,6 +33,7 @@ class UnitTile:
 
     resident_weights = False
     groups_per_tile = 1
+    cluster = 1  # split-K: CTAs that share the products of a work tile
     producers = 1  # warpgroups beside the consumers
 
     @property
@@ -162,15 +163,18 @@ class UnitTileKernel(Generic[AnyShape]):
     def grid(self, shape: AnyShape) -> int:
         """CTAs of a call, each with several work tiles.
 
-        Where weights stay, every pair of N tile and phase has the same number of CTAs.
+        Where weights stay, every pair of N tile and phase has the same number of CTAs; each cluster
+        has one work tile.
         """
         pairs, mp = self.product_work_tiles, self.gpu.multiprocessors
+        if self.tile.cluster > 1:
+            return shape.count * pairs * int(self.tile.cluster)
         most = max(1, mp // pairs) * pairs if self.tile.resident_weights else mp
         return min(most, shape.count * pairs)
 
     def rotation(self, shape: AnyShape) -> int:
         """Pairs of N tile and phase by which a CTA moves on between rounds, to get all of them."""
-        if self.tile.resident_weights:
+        if self.tile.resident_weights or self.tile.cluster > 1:
             return 0
         pairs = self.product_work_tiles
         step = self.grid(shape) % pairs

@@ -18,9 +18,8 @@ struct NdhwcShare {
 
   CONVT3D_DEVICE explicit NdhwcShare(const WorkTile& work) {
     const int all = work.taps_of_chunk() ? Config::chunks * work.taps[2].count : 0;
-    const int rank = int(blockIdx.x) % Config::cluster;
-    begin = all * rank / Config::cluster;
-    end = all * (rank + 1) / Config::cluster;
+    begin = all * Config::rank() / Config::cluster;
+    end = all * (Config::rank() + 1) / Config::cluster;
   }
   CONVT3D_DEVICE bool has(int pair) const {
     return Config::cluster == 1 || (begin <= pair && pair < end);
@@ -35,9 +34,8 @@ struct NdhwcCluster {
   static constexpr int fetched = 8;  // registers whose words are on their way
   uint32_t own;
 
-  CONVT3D_DEVICE NdhwcCluster(uint32_t shared, int warpgroup)
-      : own(shared + Config::weight_offset +
-            (128 * warpgroup + int(threadIdx.x) % 128) * 4) {}
+  CONVT3D_DEVICE explicit NdhwcCluster(uint32_t shared)
+      : own(shared + Config::weight_offset + threadIdx.x * 4) {}
 
   /// Leaves the totals of this CTA's columns in the first registers of each block.
   CONVT3D_DEVICE void add(float (&sum)[Config::blocks][Config::sums]) const {
@@ -48,7 +46,7 @@ struct NdhwcCluster {
       for (int i = 0; i < Config::sums; ++i)
         store_shared(own + (block * Config::sums + i) * (threads * 4), sum[block][i]);
     cluster_sync();
-    const int first = int(blockIdx.x) % Config::cluster * registers;
+    const int first = Config::rank() * registers;
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll

@@ -213,6 +213,7 @@ struct NdhwcConfig : Convolution {
   static constexpr int cluster = CONVT3D_CLUSTER;
   static_assert(cluster == 1 || (phased == 3 && !by_warps && !resident_weights && !skips),
                 "each stage has its own boxes and weights");
+  CONVT3D_DEVICE static int rank() { return int(blockIdx.x) % cluster; }  // of a CTA in its cluster
   /// Columns that a CTA stores, beginning at its rank times so many.
   static constexpr int stored_columns = 16 * div_up(column_tile / 16, cluster);
 

@@ -384,7 +384,7 @@ CONVT3D_DEVICE void consume(const NdhwcArguments<typename Config::Storage>& a, u
     wgmma_wait<0>();
     reader.release();
     operand_fence<typename Config::Inner0, typename Config::Inner1, typename Config::Inner2>(sum);
-    if constexpr (Config::cluster > 1) NdhwcCluster<Config>(shared, warpgroup).add(sum[0][0][0]);
+    if constexpr (Config::cluster > 1) NdhwcCluster<Config>(shared).add(sum[0][0][0]);
     store(work, sum);
   }
 }

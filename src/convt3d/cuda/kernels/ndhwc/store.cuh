@@ -90,7 +90,7 @@ struct NdhwcStore {
   CONVT3D_DEVICE int first_column(const WorkTile& work) const {
     const int first = work.column_tile * Config::column_tile;
     if constexpr (Config::cluster == 1) return first;
-    return first + int(blockIdx.x) % Config::cluster * Config::stored_columns;
+    return first + Config::rank() * Config::stored_columns;
   }
   CONVT3D_DEVICE int end_column(const WorkTile& work) const {
     if constexpr (Config::cluster == 1) return Config::target_channels;

@@ -38,10 +38,11 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return f"{problem.arithmetic.value} is not among its arithmetics"
     if not (problem.source_channels_last and problem.target_channels_last):
         return "both activations are channels_last"
-    if max(g.stride) == 1 and g.groups > 1:
-        return "stride 1 in groups is left to the sweep"
-    if max(g.stride) == 1 and not problem.forward:
-        return "the gradient of one tap is left to the patch kernels"
+    if max(g.stride) == 1:
+        if g.groups > 1:
+            return "stride 1 in groups is left to the sweep"
+        if not problem.forward:
+            return "the gradient of one tap is left to the patch kernels"
     if problem.source_channels * g.groups % vector or problem.target_channels % vector:
         return "channels are moved as 16 bytes"
     if g.groups > 1 and problem.source_channels % (2 * vector) and not _by_warps(problem):
@@ -96,12 +97,10 @@ def _packed(
         return
     columns = column_tiles(problem.target_channels, (1, 2, 4), 32, multiple=16)
     for phased, split, column_tile, consumers in itertools.product(
-        range(4) if problem.forward else (3,), (1, 2, 3), columns, (2, 3)
+        _phased(problem), (1, 2, 3), columns, (2, 3)
     ):
         if (split == 2 and phased < 2) or (split == 3) == problem.forward:
             continue
-        if max(problem.geometry.stride) == 1 and phased in (0, 2):
-            continue  # with three as fast, and with none, all taps unrolled, slower
         plans = (
             WgmmaNdhwcPlan(
                 problem, NdhwcTile(phased, blocks, column_tile, consumers, 2, 2, split, False), gpu
@@ -123,6 +122,14 @@ def _packed(
             if plan.n_tile_phases > gpu.multiprocessors:
                 continue
             yield from _deepest(plan, True, batch, target)
+
+
+def _phased(problem: Problem) -> Sequence[int]:
+    """How many leading axes may have phases that are work tiles of their own."""
+    if not problem.forward:
+        return (3,)
+    # At stride 1 two are as fast as three, and none, with all taps unrolled, is slower.
+    return range(4) if max(problem.geometry.stride) > 1 else (1, 3)
 
 
 def _clusters(plan: WgmmaNdhwcPlan, batch: int, target: Sequence[int]) -> Iterator[WgmmaNdhwcPlan]:

@@ -179,6 +179,11 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
     # ------------------------------------------------------------ shared memory
 
     @property
+    def sum_bytes(self) -> int:
+        """Of the sums that a CTA leaves for its cluster."""
+        return 128 * self.tile.consumers * self.accumulators * 4
+
+    @property
     def stored_columns(self) -> int:
         """Columns of a work tile that a CTA stores: all, or its part of a cluster's."""
         return 16 * div_up(self.tile.column_tile // 16, self.tile.cluster)
@@ -297,7 +302,7 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
         t = self.tile
         if t.cluster > 1:
             rings = t.weight_stages * self.stage_bytes + t.source_stages * self.box_bytes(shape)
-            if 128 * t.consumers * self.accumulators * 4 > rings:
+            if self.sum_bytes > rings:
                 return False
         return self.shared_bytes(shape) <= self.gpu.shared_per_block
 
@@ -311,7 +316,7 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
                 if samples * t2 * t1 * t0 > self.tile.rows or samples >= 2 * max(8, batch):
                     continue
                 shape = self._shape((samples, t0, t1, t2), batch, units)
-                if shape and self.shared_bytes(shape) <= self.gpu.shared_per_block:
+                if shape and self._fits(shape):
                     yield shape
                     break
 

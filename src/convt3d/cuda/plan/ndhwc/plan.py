@@ -30,18 +30,6 @@ from convt3d.cuda.schedule import (
 class WgmmaNdhwcPlan(NdhwcLayout):
     """A kernel for one problem; the shape of its tile follows the extents of each call."""
 
-    # ------------------------------------------------------------ CTAs
-
-    def grid(self, shape: UnitShape) -> int:
-        """CTAs of a call: of a cluster's work tiles, each has one."""
-        if self.tile.cluster > 1:
-            return shape.count * self.n_tile_phases * self.tile.cluster
-        return super().grid(shape)
-
-    def rotation(self, shape: UnitShape) -> int:
-        """See :meth:`UnitTileKernel.rotation`; clusters do not move on."""
-        return 0 if self.tile.cluster > 1 else super().rotation(shape)
-
     # ------------------------------------------------------------ launches
 
     @functools.cached_property
