@@ -125,6 +125,20 @@ def plan_for(
     return min(plans, key=lambda plan: plan.cost(BATCH, size))
 
 
+def test_whole_samples_keep_their_places_whatever_taps_a_cta_has() -> None:
+    """CTAs of five taps along D and of two, and more samples than stages."""
+    geometry, size, batch = layer((8, 8), (5, 3, 3), 1, (2, 1, 1)), (4, 4, 4), 7
+    problem = Problem("grad_weight", geometry, Arithmetic.TF32)
+    whole = WHOLE | {"channel_tile_m": 8, "blocks": 2}
+    plan = plan_for(problem, size, 2, Fill.VOLUME, whole)
+    x = torch.randn(batch, 8, *size, generator=torch.Generator().manual_seed(3))
+    gy = torch.randn(x.shape, generator=torch.Generator().manual_seed(4))
+    with EmulatedGpu([x, gy], lambda *_: plan, Arithmetic.TF32):
+        got = backend.grad_weight(x, gy, geometry, False)
+    want = reference.grad_weight(x, gy, geometry)
+    assert (got.double() - want).norm() / want.norm() <= 1e-3
+
+
 @pytest.mark.sample
 @pytest.mark.parametrize(
     "case", sampled([(case,) for case in CASES], 5), ids=lambda c: f"{c[0].label} {c[2].value}"

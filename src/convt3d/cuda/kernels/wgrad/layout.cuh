@@ -45,6 +45,7 @@ struct WgradLayout {
   WgradTile<Config> tile;
   int k0_first;      // lowest tap along axis 0 that the CTA needs
   int span, fresh;   // planes of a step; those that are new
+  int column_planes;  // from a column's first plane in the ring to the next column's
   int rows_x, rows_g;
   int begin, end;    // steps
   // Steps that share no plane with another one go to the CTAs in turn, so that neighbours read
@@ -76,6 +77,8 @@ struct WgradLayout {
     const int k0_last = last_tap / (Config::taps1 * Config::taps2);
     span = (a.tile0 - 1) * Config::unit0 + (k0_last - k0_first) * Config::reach0 + 1;
     fresh = min(a.tile0 * Config::unit0, span);
+    // Whole samples lie at the same places of each stage, whatever taps a CTA has.
+    column_planes = Config::volume ? a.planes / Config::stages : span;
     rows_x = a.tile1 + Config::column_taps - 1;
     rows_g = (a.tile1 - 1) * Config::unit1 + (Config::taps1 - 1) * Config::reach1 + 1;
     const int columns = a.samples * a.tiles1 * a.tiles2;

@@ -42,7 +42,7 @@ struct WgradSteps {
     phase ^= around;
     // The next step's first plane; a new column begins after this one's last plane.
     const bool column = separate || i + 1 == l.a.steps0;
-    slot += column ? l.span : l.fresh;
+    slot += column ? l.column_planes : l.fresh;
     slot -= slot >= l.a.planes ? l.a.planes : 0;
     if constexpr (!separate) i = column ? 0 : i + 1;
     i2 += column ? l.next2 * l.a.tile2 : 0;
