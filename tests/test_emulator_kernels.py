@@ -70,6 +70,7 @@ LAYERS: dict[str, tuple[Geometry, Triple]] = {
     "k3": (layer((10, 12), 3), (5, 6, 7)),
     "k3 p1, rows of 8": (layer((8, 8), 3, padding=1), (3, 5, 8)),
     "k5x3x2, many channels": (layer((40, 21), (5, 3, 2), padding=(2, 0, 1)), (3, 4, 5)),
+    "k3 p1, 32 channels": (layer((32, 40), 3, padding=1), (2, 3, 16)),
     "k3 s2 in groups": (layer((16, 16), 3, 2, 1, 1, groups=2), (4, 5, 8)),
     "k3 s2, rows of 69": (layer((16, 12), 3, 2, 1), (2, 3, 35)),
     "k2 s2, one tap": (layer((16, 8), 2, 2), (4, 5, 6)),

@@ -82,6 +82,11 @@ REACH = {
         Case("k3 p1, planes of 33", "grad_weight", Arithmetic.TF32, True, True),
         Case("k3 p1, lines of 13", "grad_weight", Arithmetic.BF16, True, True),
         Case("k3 p1, lines of 13", "grad_weight", Arithmetic.TF32, True, True),
+        Case("k3 p1, 32 channels", "grad_weight", Arithmetic.BF16),
+    ],
+    "layout/channels_last.cu": [
+        Case("k3 p1, 32 channels", "forward", Arithmetic.BF16),
+        Case("k3 p1, 32 channels", "grad_weight", Arithmetic.TF32),
     ],
     "sweep/kernel.cu": [
         Case("k3 p1, rows of 8", "forward", Arithmetic.TF32),
@@ -96,6 +101,7 @@ REACH = {
         Case("k3 s2 in large groups", "forward", Arithmetic.BF16, True, True),
         Case("k3 s2 in groups of 8", "forward", Arithmetic.BF16, True, True),
         Case("k4 s2, many samples", "forward", Arithmetic.BF16, True, True, batch=18),
+        Case("k3 p1, 32 channels", "forward", Arithmetic.BF16),
     ],
     "ndhwc/pack.cu": [
         Case("k4 s2, many samples", "forward", Arithmetic.BF16, True, True, batch=18)
@@ -199,7 +205,7 @@ def assert_red(mutation: Mutation) -> str:
 
 
 #: Barriers that nothing depends on: the products of a warp before it have gathered its lanes.
-REDUNDANT = {("ndhwc/kernel.cu", "__syncwarp", 5)}
+REDUNDANT = {("ndhwc/kernel.cu", "__syncwarp", 8)}
 #: Those of a way to store that other kernels use (ampere/strided/store.cuh).
 REDUNDANT |= {(file, "__syncthreads", i) for file in (STRIDED_ROWS, STRIDED_SLICES) for i in (0, 1)}
 #: Those that keep loads from moving, and lanes together before a cluster's barrier.

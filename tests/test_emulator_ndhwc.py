@@ -1,4 +1,4 @@
-"""Strided channels_last layers on warpgroup products from shared memory, on the emulated GPU."""
+"""Layers on warpgroup products of channels_last operands, on the emulated GPU."""
 
 from __future__ import annotations
 
@@ -138,6 +138,31 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
 ]
 
 
+#: Contiguous tensors. A warp stores 16 bytes where lines are multiples of them, else elements.
+CONTIGUOUS: list[tuple[Case, dict[str, Any]]] = [
+    (Case("k3 p1, 32 channels", "forward", Arithmetic.BF16), {"phased": 3, "split": 1}),
+    (Case("k3 p1, 32 channels", "forward", Arithmetic.TF32), {"phased": 1}),
+    (Case("k3 s1, one phase", "forward", Arithmetic.F16), {"phased": 3, "split": 2}),
+    (Case("k3 s1, one phase", "forward", Arithmetic.TF32), {"phased": 1, "split": 1}),
+    # Units of one, two and eight outputs.
+    (Case("k4 s2, planes of 16", "forward", Arithmetic.F16, bias=False), {"phased": 3, "split": 2}),
+    (Case("k4 s2, planes of 16", "forward", Arithmetic.BF16), {"phased": 2}),
+    (Case("k4 s2, planes of 16", "forward", Arithmetic.TF32), {"phased": 1}),
+    (Case("k3 s2, tiles of 8", "forward", Arithmetic.BF16), {"phased": 0}),
+    (Case("k213 s1, three chunks", "forward", Arithmetic.BF16), {"cluster": 3, "column_tile": 80}),
+    (Case("k3 s2, three chunks", "forward", Arithmetic.TF32), {"cluster": 3}),
+    (Case("k213 s2, to three chunks", "grad_input", Arithmetic.BF16), {"cluster": 5}),
+    (Case("k325 s213, channels of 8", "grad_input", Arithmetic.TF32), {}),
+    (
+        Case("k3 p1, 32 channels", "forward", Arithmetic.BF16, weight_last=True),
+        {"phased": 3, "direct": True},
+    ),
+    # Of different layouts.
+    (Case("k1 s1, one phase", "forward", Arithmetic.BF16, True, False), {"phased": 1}),
+    (Case("k3 p1, 32 channels", "forward", Arithmetic.F16, False, True), {"phased": 3}),
+]
+
+
 def ndhwc_with(**wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of ndhwc/kernel.cu with these choices, for CTAs that walk on."""
     wanted = {"direct": False, "fills": False, "cluster": 1, **wanted}
@@ -168,6 +193,17 @@ def test_operands_from_shared_memory(case: Case, wanted: dict[str, Any]) -> None
     gpu = check(replace(case, weight_last=direct), ndhwc_with(**wanted))
     packed = [] if direct else ["ndhwc/pack.cu"]
     assert [spec.file for spec in gpu.launches] == [*packed, "ndhwc/kernel.cu"]
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize(
+    "case, wanted", sampled(CONTIGUOUS, 4), ids=lambda v: getattr(v, "name", None) or str(v)
+)
+def test_contiguous_tensors(case: Case, wanted: dict[str, Any]) -> None:
+    gpu = check(case, ndhwc_with(**wanted))
+    packed = [] if wanted.get("direct", False) else ["ndhwc/pack.cu"]
+    copied = [] if case.source_last else ["layout/channels_last.cu"]
+    assert [spec.file for spec in gpu.launches] == [*packed, *copied, "ndhwc/kernel.cu"]
 
 
 @pytest.mark.sample

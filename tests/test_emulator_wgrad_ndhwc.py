@@ -77,24 +77,39 @@ CASES: list[tuple[Geometry, Triple, int, Arithmetic, Tile]] = [
 ]  # fmt: skip
 
 
-def values(geometry: Geometry, size: Triple, batch: int, arithmetic: Arithmetic) -> Any:
-    """x and the output gradient, channels_last."""
+Layouts = tuple[bool, bool]
+
+
+def values(
+    geometry: Geometry,
+    size: Triple,
+    batch: int,
+    arithmetic: Arithmetic,
+    layouts: Layouts = (True, True),
+) -> Any:
+    """x and the output gradient, channels_last where the layouts say so."""
     generator = torch.Generator().manual_seed(3)
     output = geometry.output_size(size)
     return (
         torch.randn((batch, channels, *extents), generator=generator)
         .to(DTYPES[arithmetic])
-        .contiguous(memory_format=torch.channels_last_3d)
-        for channels, extents in ((geometry.in_channels, size), (geometry.out_channels, output))
+        .contiguous(memory_format=torch.channels_last_3d if last else torch.contiguous_format)
+        for channels, extents, last in zip(
+            (geometry.in_channels, geometry.out_channels), (size, output), layouts, strict=True
+        )
     )
 
 
 def plan_of(
-    geometry: Geometry, arithmetic: Arithmetic, tile: Tile, gpu: Gpu = FEW
+    geometry: Geometry,
+    arithmetic: Arithmetic,
+    tile: Tile,
+    gpu: Gpu = FEW,
+    layouts: Layouts = (True, True),
 ) -> WgmmaWgradNdhwcPlan:
-    problem = Problem("grad_weight", geometry, arithmetic, True, True)
-    assert wgrad_ndhwc.refusal(problem, gpu) is None
-    return WgmmaWgradNdhwcPlan(problem, tile, gpu)
+    last = Problem("grad_weight", geometry, arithmetic, True, True)
+    assert wgrad_ndhwc.refusal(last, gpu) is None
+    return WgmmaWgradNdhwcPlan(Problem("grad_weight", geometry, arithmetic, *layouts), tile, gpu)
 
 
 def run(plan: WgmmaWgradNdhwcPlan, x: Any, gy: Any, last: bool = True, **options: Any) -> Any:
@@ -102,13 +117,17 @@ def run(plan: WgmmaWgradNdhwcPlan, x: Any, gy: Any, last: bool = True, **options
     p = plan.problem
     with EmulatedGpu([x, gy], lambda *_: plan, p.arithmetic, **options) as gpu:
         got = backend.grad_weight(x, gy, p.geometry, last)
-    assert {spec.file for spec in gpu.launches} == {"wgrad_ndhwc/kernel.cu"}
+    copies = 2 - p.source_channels_last - p.target_channels_last
+    files = [spec.file for spec in gpu.launches]
+    assert files[:copies] == ["layout/channels_last.cu"] * copies
+    assert set(files[copies:]) == {"wgrad_ndhwc/kernel.cu"}
     return got, gpu
 
 
 def check(plan: WgmmaWgradNdhwcPlan, size: Triple, batch: int, last: bool = True) -> EmulatedGpu:
     p = plan.problem
-    x, gy = values(p.geometry, size, batch, p.arithmetic)
+    layouts = p.source_channels_last, p.target_channels_last
+    x, gy = values(p.geometry, size, batch, p.arithmetic, layouts)
     got, gpu = run(plan, x, gy, last)
     want = reference.grad_weight(x, gy, p.geometry)
     assert (got.double() - want).norm() / want.norm() <= TOLERANCE[p.arithmetic]
@@ -123,6 +142,20 @@ def test_against_float64(case: tuple[Geometry, Triple, int, Arithmetic, Tile]) -
     geometry, size, batch, arithmetic, tile = case
     # Both layouts of the weight take turns.
     check(plan_of(geometry, arithmetic, tile), size, batch, tile.taps_on_m)
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("layouts", [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    "case",
+    sampled([(CASES[n],) for n in (0, 1, 3, 7, 15, 23)], 5),
+    ids=lambda c: f"{c[0].label} {c[3].value}",
+)
+def test_contiguous_tensors_are_copied(
+    case: tuple[Geometry, Triple, int, Arithmetic, Tile], layouts: Layouts
+) -> None:
+    geometry, size, batch, arithmetic, tile = case
+    check(plan_of(geometry, arithmetic, tile, layouts=layouts), size, batch, layouts[0])
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 9])
@@ -234,7 +267,9 @@ def test_refusals() -> None:
     assert "9.0" in reason(problem, replace(Gpu(), capability=(8, 6)))
     assert "alone" in reason(replace(problem, operation="forward"))
     assert "arithmetics" in reason(replace(problem, arithmetic=Arithmetic.IEEE))
-    assert "channels_last" in reason(replace(problem, source_channels_last=False))
+    contiguous = replace(problem, source_channels_last=False)
+    assert reason(contiguous) == "None"
+    assert "not copied" in reason(replace(contiguous, geometry=layer((16, 64), 3)))
     assert "16 bytes" in reason(replace(problem, geometry=layer((12, 64), 3)))
     assert "stride" in reason(replace(problem, geometry=layer((64, 64), 3, 9)))
 

@@ -247,8 +247,8 @@ def test_gathers_count_rounds_of_extents_up_to_64() -> None:
 def test_tiles_of_transposed_boxes(
     geometry: Geometry, batch: int, size: tuple[int, int, int], wanted: tuple[int, int, int, int]
 ) -> None:
-    plan = plan_problem(Problem("forward", geometry, Arithmetic.BF16), batch, size, Gpu())
-    assert isinstance(plan, transposed.WgmmaTransposedPlan)
+    problem = Problem("forward", geometry, Arithmetic.BF16)
+    _, plan = transposed.ranked(problem, batch, size, Gpu())[0]
     assert plan.shape(batch, geometry.output_size(size)).units == wanted
 
 

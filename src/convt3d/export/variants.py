@@ -60,10 +60,12 @@ class Variant:
 
     @property
     def macros(self) -> dict[str, str]:
-        sets = {launch.kernel.macros for launch in self.call.launches}
-        if len(sets) != 1:
+        """Of all launches, some of which may have fewer than others."""
+        every = {macro for launch in self.call.launches for macro in launch.kernel.macros}
+        most = max((launch.kernel.macros for launch in self.call.launches), key=len)
+        if every != set(most):
             raise ExportError(f"the launches of {self.name} do not share their macros")
-        return dict(sets.pop())
+        return dict(most)
 
 
 def of_few_channels(g: Geometry) -> bool:

@@ -82,10 +82,15 @@ Ranked = Callable[[Problem, int, Sequence[int], Gpu, float | None], Sequence[tup
 
 @dataclass(frozen=True)
 class Order:
-    """Families that are asked one after the other, then those that are compared by their costs."""
+    """Families that are asked one after the other, then those that are compared by their costs.
+
+    ``copied``: among the latter, families that run on copies of contiguous tensors. Those of their
+    plans that cost less than what comes first come before it.
+    """
 
     first: tuple[Ranked, ...]
     compared: tuple[Ranked, ...]
+    copied: tuple[Ranked, ...] = ()
 
 
 _CONVOLUTIONS: tuple[Ranked, ...] = (
@@ -117,11 +122,12 @@ def order(problem: Problem) -> Order:
     """
     first: tuple[Ranked, ...] = ()
     compared = _CONVOLUTIONS
+    copied: tuple[Ranked, ...] = (ndhwc.ranked,)
     if problem.operation == "grad_weight":
         # Of contiguous tensors mma.sync won where wgrad declines, and hardly elsewhere.
-        first, compared = (wgrad.ranked,), _BY_WEIGHT
+        first, compared, copied = (wgrad.ranked,), _BY_WEIGHT, (wgrad_ndhwc.ranked,)
     elif ampere_patch.refusal(problem) is None:
-        first = _kernel_equals_stride(problem)
+        first, copied = _kernel_equals_stride(problem), ()
     elif problem.element_bytes == 2 and problem.geometry.groups == 1:
         first, compared = _dense_16_bit(problem)
     if direct.suits(problem):
@@ -132,7 +138,9 @@ def order(problem: Problem) -> Order:
             first = (direct.ranked, *first)
         elif not first:
             compared = (direct.ranked, *compared)
-    return Order(first, tuple(family for family in compared if family not in first))
+    if problem.source_channels_last and problem.target_channels_last:
+        copied = ()
+    return Order(first, tuple(family for family in compared if family not in first), copied)
 
 
 def _kernel_equals_stride(problem: Problem) -> tuple[Ranked, ...]:
@@ -188,14 +196,19 @@ def ranked_plans(
     families = order(problem)
     found: list[Plan] = []
     for ranked in families.first:
-        found += [plan for _, plan in ranked(problem, batch, input_size, gpu, None)]
+        costs = ranked(problem, batch, input_size, gpu, None)
+        if costs and not found:
+            copied = (one(problem, batch, input_size, gpu, None) for one in families.copied)
+            cheaper = [item for each in copied for item in each if item[0] < costs[0][0]]
+            found += [plan for _, plan in by_cost(cheaper)]
+        found += [plan for _, plan in costs]
         if first_only and found:
             return found
-    costs: list[tuple[float, Plan]] = []
+    every: list[tuple[float, Plan]] = []
     for ranked in families.compared:
-        below = min((cost for cost, _ in costs), default=math.inf) if first_only else None
-        costs += ranked(problem, batch, input_size, gpu, below)
-    found += [plan for _, plan in by_cost(costs)]
+        below = min((cost for cost, _ in every), default=math.inf) if first_only else None
+        every += ranked(problem, batch, input_size, gpu, below)
+    found += [plan for _, plan in by_cost(every) if plan not in found]
     if not found:
         found += [plan for _, plan in direct.ranked(problem, batch, input_size, gpu, None)]
     return found

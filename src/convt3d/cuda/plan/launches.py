@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec, name_of
-from convt3d.cuda.schedule import WEIGHT_STRIDES, Launch, Schedule
+from convt3d.cuda.schedule import WEIGHT_STRIDES, Gpu, Launch, Problem, Schedule, TensorMap, div_up
 from convt3d.geometry import Triple
 
 
@@ -53,3 +57,74 @@ def with_strides(size: Sequence[int], order: Triple = (0, 1, 2)) -> tuple[int, .
     """
     strides = (size[1] * size[2], size[2], 1)
     return (*(size[axis] for axis in order), strides[order[0]], strides[order[1]])
+
+
+# A launch, and bytes a cycle of one multiprocessor.
+_COPY_CYCLES, _COPIED_BYTES = 2500.0, 14.0
+_LEAST_COPIED = 32  # channels
+MOST_COPIED = 8
+"""Plans on copies that a family ranks, so that tuning times other families, too."""
+_LINE_BYTES, _TILE_WORDS = 128, 32  # of a tile of layout/channels_last.cu: channels, and positions
+
+
+def copy_refusal(problem: Problem) -> str | None:
+    """Why plans do not run on copies of a problem's contiguous tensors, or None."""
+    if problem.source_channels_last and problem.target_channels_last:
+        return None
+    if min(problem.source_channels, problem.target_channels) < _LEAST_COPIED:
+        return f"layers of less than {_LEAST_COPIED} channels are not copied to channels_last"
+    return None
+
+
+def copied_first(
+    schedule: Schedule,
+    problem: Problem,
+    tensor: str,
+    channels: int,
+    batch: int,
+    size: Sequence[int],
+) -> Schedule:
+    """A schedule that reads a contiguous tensor by a map, after its copy to channels_last.
+
+    Args:
+        schedule: launches of which the product has a map of the tensor as channels_last, before
+            which it calls ``grid_dependency_wait()``.
+        problem: whose element type the tensor has.
+        tensor: "source" or "target".
+        channels: of the tensor, a multiple of 16 bytes.
+        batch: samples.
+        size: its extents D, H and W.
+    """
+    copy = f"{tensor}_channels_last"
+    launches = [_reads_copy(one, tensor, copy) for one in schedule.launches]
+    at = next(i for i, one in enumerate(launches) if one != schedule.launches[i])
+    positions, position_bytes = math.prod(size), channels * problem.element_bytes
+    tiles = div_up(position_bytes, _LINE_BYTES)
+    tiles *= div_up(positions, _TILE_WORDS * 4 // problem.element_bytes)
+    file = "layout/channels_last.cu"
+    launch = Launch(
+        KernelSpec(file, f"convt3d_{name_of(file)}", problem.type_macros[:1]),
+        batch * tiles,
+        256,
+        0,
+        (tensor, copy, np.int32(channels), np.int32(positions)),
+        dependent=at > 0,
+    )
+    launches.insert(at, launch)
+    workspaces = {**schedule.workspaces, copy: batch * positions * position_bytes}
+    return replace(schedule, launches=tuple(launches), workspaces=workspaces)
+
+
+def copy_cycles(bytes_: int, gpu: Gpu) -> float:
+    """Estimated cycles of a copy of so many bytes to channels_last, which are read and written."""
+    return _COPY_CYCLES + 2 * bytes_ / _COPIED_BYTES / gpu.multiprocessors
+
+
+def _reads_copy(launch: Launch, tensor: str, copy: str) -> Launch:
+    """A launch whose maps of a tensor are of its copy, and which waits for that if it has any."""
+    arguments = tuple(
+        replace(one, tensor=copy) if isinstance(one, TensorMap) and one.tensor == tensor else one
+        for one in launch.arguments
+    )
+    dependent = launch.dependent or arguments != launch.arguments
+    return replace(launch, arguments=arguments, dependent=dependent)

@@ -1,4 +1,7 @@
-"""Plans of ``wgrad_ndhwc/kernel.cu``: tiles of channels and taps, boxes of positions, splits."""
+"""Plans of ``wgrad_ndhwc/kernel.cu``: tiles of channels and taps, boxes of positions, splits.
+
+Contiguous tensors are copied to channels_last before.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.launches import MOST_COPIED, copied_first, copy_cycles, copy_refusal
 from convt3d.cuda.plan.position_box import Box, lines_box, smallest_box, steps_of
 from convt3d.cuda.plan.search import by_cost, with_tile
 from convt3d.cuda.plan.split_k import LONGEST_SUM, MAX_REGISTERS, in_two_passes, most_splits
@@ -43,6 +47,9 @@ _CTA_CYCLES, _REDUCE_CYCLES = 4000.0, 4000.0
 # Factors, by element bytes, that make these cycles comparable with those of ampere_wgrad.py: the
 # mean ratio over those layers.
 _MEASURED = {2: 1.37, 4: 1.87}
+# Of an element of a contiguous weight, whose taps are neighbours: each is a store of its own. What
+# plans on copies take of what is counted, beside those of wgrad/, over 158 problems.
+_APART_CYCLES, _ON_COPIES = 2.0, 0.9
 
 
 @dataclass(frozen=True)
@@ -285,11 +292,22 @@ class WgmmaWgradNdhwcPlan:
             (*maps, partial, "weight", *numbers, *WEIGHT_STRIDES),
         )
         if splits == 1:
-            return Schedule((product,))
-        m, n = self.extents
-        elements = self.tiles * m * n
-        reduce = KernelSpec(_FILE, "convt3d_reduce", self.macros)
-        return in_two_passes(product, reduce, elements, splits, each=2)
+            schedule = Schedule((product,))
+        else:
+            m, n = self.extents
+            reduce = KernelSpec(_FILE, "convt3d_reduce", self.macros)
+            schedule = in_two_passes(product, reduce, self.tiles * m * n, splits, each=2)
+        for name, channels, size in self._contiguous(input_size):
+            schedule = copied_first(schedule, p, name, channels, batch, size)
+        return schedule
+
+    def _contiguous(self, input_size: Sequence[int]) -> Iterator[tuple[str, int, Sequence[int]]]:
+        """Tensors that are copied to channels_last: names, channels and extents."""
+        p, g = self.problem, self.problem.geometry
+        if not p.source_channels_last:
+            yield "source", g.in_channels, input_size
+        if not p.target_channels_last:
+            yield "target", g.out_channels, g.output_size(input_size)
 
     def _map(
         self,
@@ -325,7 +343,13 @@ class WgmmaWgradNdhwcPlan:
             "unit": f"{t.positions} positions"
             + (f", {self.strip} taps along H a box, {t.lines} lines" if t.lines else ""),
             "warps": f"{warpgroups} of {t.blocks} x 64 x {t.columns}",
-            "pipeline": f"{t.stages} stages of {self.stage_bytes} bytes",
+            "pipeline": f"{t.stages} stages of {self.stage_bytes} bytes"
+            + ("" if self.problem.source_channels_last else ", x copied to channels_last")
+            + (
+                ""
+                if self.problem.target_channels_last
+                else ", the gradient copied to channels_last"
+            ),
             "tiles": f"{self.tiles}",
             "shared memory": f"{self.shared_bytes} bytes",
         }
@@ -353,7 +377,18 @@ class WgmmaWgradNdhwcPlan:
         if box is None:
             return self.apart.cost(batch, input_size)
         d, h, w = input_size
-        return _MEASURED[self.problem.element_bytes] * min(self._ways((batch, d, h, w), box))[0]
+        bytes_ = self.problem.element_bytes
+        cycles = _MEASURED[bytes_] * min(self._ways((batch, d, h, w), box))[0]
+        copies = [
+            copy_cycles(batch * math.prod(size) * channels * bytes_, self.gpu)
+            for _, channels, size in self._contiguous(input_size)
+        ]
+        if not copies:
+            return cycles
+        g = self.problem.geometry
+        elements = g.in_channels * g.out_channels_per_group * (self.taps if self.taps > 1 else 0)
+        stored = elements * _APART_CYCLES / self.gpu.multiprocessors
+        return _ON_COPIES * (cycles + sum(copies) + stored)
 
 
 def refusal(problem: Problem, gpu: Gpu) -> str | None:
@@ -364,14 +399,12 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "the gradient by weight alone"
     if problem.arithmetic is Arithmetic.IEEE:
         return "IEEE-grade is not among its arithmetics: operands are multiplied as they come"
-    if not (problem.source_channels_last and problem.target_channels_last):
-        return "both activations are channels_last"
     vector = 16 // problem.element_bytes
     if problem.source_channels % vector or problem.target_channels % vector:
         return "channels of a group are moved as 16 bytes"
     if max(problem.geometry.stride) > _MOST_STRIDE:
         return f"TMA takes every eighth position at most, not a stride beyond {_MOST_STRIDE}"
-    return None
+    return copy_refusal(problem)
 
 
 def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaWgradNdhwcPlan]:
@@ -428,4 +461,6 @@ def ranked(
     if refusal(problem, gpu) is not None:
         return []
     size, _ = problem.extents(input_size)
-    return by_cost((plan.cost(batch, size), plan) for plan in candidates(problem, gpu))
+    found = by_cost((plan.cost(batch, size), plan) for plan in candidates(problem, gpu))
+    last = problem.source_channels_last and problem.target_channels_last
+    return found if last else found[:MOST_COPIED]

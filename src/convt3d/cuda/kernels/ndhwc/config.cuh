@@ -86,6 +86,11 @@ struct PairedTaps {
 
 struct NdhwcConfig : Convolution {
   using Math = CONVT3D_MATH;
+  static constexpr int element_bytes = int(sizeof(Storage));
+  static constexpr int vector = 16 / element_bytes;  // elements of 16 bytes
+  /// Products read channels_last alone: a contiguous source was copied (layout/channels_last.cu).
+  static constexpr bool source_channels_last = CONVT3D_SOURCE_CHANNELS_LAST;
+  static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
   // Axes are D, H, W. Of the first `phased` axes a work tile has one phase, whose taps are walked
   // at run time; of the others all slots are in registers and all taps unrolled.
@@ -122,6 +127,10 @@ struct NdhwcConfig : Convolution {
   static constexpr int64_t all_channels = tensor_channels(int64_t(groups) * target_channels);
   static constexpr int own_channels = groups * target_channels;
 
+  static_assert(target_channels_last || (beyond0 + beyond1 + beyond2 == 0 && !by_warps &&
+                                         vector % Inner2::slots == 0),
+                "16 bytes of a contiguous target are the slots of whole units");
+
   // Warpgroups that multiply, each with `blocks` blocks of 64 units.
   static constexpr int consumers = CONVT3D_CONSUMERS;
   static constexpr int blocks = CONVT3D_BLOCKS;
@@ -141,8 +150,6 @@ struct NdhwcConfig : Convolution {
                 "walked taps of D and H");
 
   // A chunk of channels: `steps` products deep, part of a row of 128 bytes of a box.
-  static constexpr int element_bytes = int(sizeof(Storage));
-  static constexpr int vector = 16 / element_bytes;  // elements of 16 bytes
   static constexpr int steps = CONVT3D_STEPS;
   static constexpr int chunk_channels = steps * 2 * vector;
   static constexpr int chunks = div_up(source_channels, chunk_channels);
@@ -224,7 +231,12 @@ struct NdhwcConfig : Convolution {
   static constexpr int table_bytes = 16 * 16;
   static constexpr int row_bytes = Inner2::slots * staged_columns * element_bytes;
   static constexpr int row_pitch = row_bytes + 16;
-  static constexpr int store_bytes = table_bytes + 16 * row_pitch;
+  // Of contiguous targets, the 16 rows of each column.
+  static constexpr int column_bytes = 16 * Inner2::slots * element_bytes;
+  static constexpr int column_pitch = column_bytes + 16;
+  static constexpr int staging_bytes =
+      target_channels_last ? 16 * row_pitch : staged_columns * column_pitch;
+  static constexpr int store_bytes = table_bytes + staging_bytes;
 
   static constexpr int order_offset = 128;  // of work tiles, longest first
 

@@ -38,12 +38,17 @@
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
 #include "ndhwc/cluster.cuh"
+#include "ndhwc/contiguous_store.cuh"
 #include "ndhwc/empty_phases.cuh"
 #include "ndhwc/groups.cuh"
 #include "ndhwc/store.cuh"
 #include "schedule/sort_by_length.cuh"
 
 namespace convt3d {
+
+template <typename Config>
+using NdhwcStoreOf = typename Select<Config::target_channels_last, NdhwcStore<Config>,
+                                     NdhwcContiguousStore<Config>>::Type;
 
 /// Brings one stage of weights: of a chunk and of taps by their positions in packed order.
 template <typename Config>
@@ -92,7 +97,8 @@ CONVT3D_DEVICE void produce(const NdhwcArguments<typename Config::Storage>& a, c
   using Taps2 = TapsByShift<typename Config::Inner2>;
   Walk walk(a, shared);
   WorkTile work;
-  if constexpr (!Config::direct) grid_dependency_wait();  // for the packed weights
+  // For the packed weights, and for the source where it was copied to channels_last.
+  if constexpr (!Config::direct || !Config::source_channels_last) grid_dependency_wait();
   const NdhwcColumns<Config> columns{a, weight_map};
   bool stored = false;
   while (walk.next(a, work)) {
@@ -328,7 +334,7 @@ CONVT3D_DEVICE void consume(const NdhwcArguments<typename Config::Storage>& a, u
                             NdhwcAStages<Config> a_stages, NdhwcWeights<Config> stages, int warpgroup) {
   using Walk = NdhwcWalk<Config>;
   const NdhwcUnits<Config> units(a);
-  const NdhwcStore<Config> store(a, units, shared, warpgroup);
+  const NdhwcStoreOf<Config> store(a, units, shared, warpgroup);
   // Where the units of each block begin in a box; those beyond the tile stand for the first ones.
   int row[Config::blocks];
 #pragma unroll
@@ -396,7 +402,7 @@ CONVT3D_DEVICE void consume_groups(const NdhwcArguments<typename Config::Storage
                                    NdhwcWeights<Config> stages, int warpgroup) {
   using Walk = NdhwcWalk<Config>;
   const NdhwcUnits<Config> units(a);
-  const NdhwcStore<Config> store(a, units, shared, warpgroup);
+  const NdhwcStoreOf<Config> store(a, units, shared, warpgroup);
   const int lane = threadIdx.x % 32;
   NdhwcLane<Config> reader;
   reader.slice_rows = a.slice_rows, reader.line_rows = a.line_rows;

@@ -29,6 +29,7 @@ CONVT3D_DEVICE void produce(const WgradNdhwcArguments& a, const TensorMap& sourc
                             const TensorMap& target_map, uint32_t shared,
                             WgradNdhwcRing<Config> ring, const WgradNdhwcTile<Config>& tile,
                             int split) {
+  grid_dependency_wait();  // for copies of contiguous tensors (layout/channels_last.cu)
   const int lane = threadIdx.x % 32, box = lane - Config::source_boxes;
   const bool of_source = box < 0;
   const bool live = of_source ? lane < tile.source_boxes() : box < tile.target_boxes();

@@ -7,6 +7,8 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from convt3d.cuda.plan.axes import phased_axes
+from convt3d.cuda.plan.launches import MOST_COPIED, copy_refusal
 from convt3d.cuda.plan.ndhwc.cost import clusters_at_once
 from convt3d.cuda.plan.ndhwc.layout import NdhwcTile
 from convt3d.cuda.plan.ndhwc.plan import WgmmaNdhwcPlan
@@ -37,7 +39,12 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     if problem.arithmetic not in ROUNDED:
         return f"{problem.arithmetic.value} is not among its arithmetics"
     if not (problem.source_channels_last and problem.target_channels_last):
-        return "both activations are channels_last"
+        if g.groups > 1:
+            return "groups of contiguous tensors have kernels of their own"
+        if not all(n for axis in phased_axes(problem, 3) for n in axis.phase_taps):
+            return "outputs without taps are stored where the target is channels_last"
+        if copy_refusal(problem) is not None:
+            return copy_refusal(problem)
     if max(g.stride) == 1:
         if g.groups > 1:
             return "stride 1 in groups is left to the sweep"
@@ -108,7 +115,8 @@ def _packed(
             for blocks in (1, 2, 3, 4)
         )
         fitting = [plan for plan in plans if plan.suits]
-        if problem.forward and split <= 2 and phased >= 2 and batch >= _MANY_SAMPLES:
+        last = problem.target_channels_last
+        if problem.forward and last and split <= 2 and phased >= 2 and batch >= _MANY_SAMPLES:
             units = fitting[-1].units(target) if fitting else ()
             for plan in fitting[:2] if max(units, default=99) <= _FEW_POSITIONS else ():
                 inside = with_tile(plan, samples_inside=True)
@@ -166,4 +174,5 @@ def ranked(
     _, target = problem.extents(input_size)
     packed = by_cost((p.cost(batch, target), p) for p in _packed(problem, batch, target, gpu))
     direct = [p for _, plan in packed[:_MOST_DIRECT] for p in _direct(plan, batch, target)]
-    return by_cost([*packed, *((p.cost(batch, target), p) for p in direct)])[:_MAX_PLANS]
+    most = _MAX_PLANS if problem.source_channels_last else MOST_COPIED
+    return by_cost([*packed, *((p.cost(batch, target), p) for p in direct)])[:most]

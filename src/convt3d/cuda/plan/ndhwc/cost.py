@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from convt3d.cuda.plan.axes import source_extents
+from convt3d.cuda.plan.launches import copy_cycles
 from convt3d.cuda.plan.ndhwc.layout import MOST_ROUNDS, NdhwcLayout
 from convt3d.cuda.plan.rates import MEMORY_BYTES
 from convt3d.cuda.plan.unit_tiles import UnitShape
@@ -21,6 +22,7 @@ from convt3d.cuda.schedule import Gpu, div_up
 # are in flight; of a byte of outputs, also of units that do not exist; of a row of a box, and of
 # TMA for one.
 _PRODUCT, _STAGE, _WEIGHT_WAIT, _OUTPUT_BYTE, _WORK_TILE = 0.82, 138.0, 219.0, 0.034, 1100.0
+_APART = 0.25  # of a byte of a contiguous target that is not stored as 16 bytes
 _BOX_ROW, _TMA_ROW = 0.11, 3.9
 _LINES_ROW, _COPIED_BYTE = 5.5, 0.01  # rows and weights where samples are inside of lines
 _PIECE = 16.0  # bytes that a piece of outputs costs besides
@@ -34,6 +36,9 @@ _CLUSTER, _SUM_BYTE = 2000.0, 1 / 24
 # which a cluster stays within: 32 of 4 or 16 of 8 took twice as long as 30 and 14.
 _AT_ONCE = {2: 64, 3: 36, 4: 30, 5: 20, 6: 16, 7: 14, 8: 14}
 _UNSTRIDED = 1.2  # what layers of stride 1 cost more than counted, beside sweeps that can run them
+# What plans on copies take of what is counted, beside kernels of contiguous tensors, over 224
+# problems.
+_ON_COPIES = 1.2
 _MOST_SORTED = 1024  # work tiles that are scheduled longest first, at most
 
 
@@ -60,6 +65,8 @@ def call_cycles(plan: NdhwcLayout, shape: UnitShape, batch: int, target: Sequenc
     if t.column_tile >= p.geometry.out_channels and plan.slots[2] == p.geometry.stride[2]:
         together *= plan.slots[2] * shape.units[3]
     always = outputs * (1 + _PIECE / together) * _OUTPUT_BYTE + _WORK_TILE
+    if not p.target_channels_last and not _stored_whole(plan, target):
+        always += outputs * _APART
     rows = share * plan.chunks * plan.boxes * math.prod(shape.box)
     item = products * _PRODUCT + stages * _STAGE + rows * _BOX_ROW + always
     if not t.resident_weights:
@@ -85,7 +92,19 @@ def call_cycles(plan: NdhwcLayout, shape: UnitShape, batch: int, target: Sequenc
     whole *= _TWO_BOXES if t.source_stages == 2 else 1.0
     whole *= _UNSTRIDED if max(p.geometry.stride) == 1 else 1.0
     # Of several at memory's rate, the one with least to do besides.
-    return max(whole, floor + _ORDER * whole) + once
+    cycles = max(whole, floor + _ORDER * whole) + once
+    if p.source_channels_last:
+        return cycles
+    g = p.geometry
+    source = source_extents(g, target) if p.forward else g.output_size(target)
+    copied = batch * math.prod(source) * plan.source_channels * p.element_bytes
+    return _ON_COPIES * (cycles + copy_cycles(copied, plan.gpu))
+
+
+def _stored_whole(plan: NdhwcLayout, target: Sequence[int]) -> bool:
+    """Whether outputs of a contiguous target leave as 16 bytes: lines are aligned and whole."""
+    stride = plan.problem.geometry.stride[2] if plan.problem.forward else 1
+    return target[2] % plan.vector == 0 and plan.slots[2] == stride
 
 
 def clusters_at_once(cluster: int, multiprocessors: int) -> int:

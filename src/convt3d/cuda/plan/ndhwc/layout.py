@@ -22,6 +22,7 @@ BARRIER_BYTES = 128
 ROW_BYTES = 128  # of a box: channels of a source position
 MOST_ROUNDS = 32  # of work tiles that are scheduled longest first
 _SPARE_REGISTERS = 56  # of a consumer beside sums
+_STAGED_BYTES = 3072  # of columns of a contiguous target, that a warp stages at a time
 _FILL_BYTES = 2048  # of outputs without taps that leave in one copy
 
 
@@ -60,7 +61,7 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
     @functools.cached_property
     def empty_phases(self) -> int:
         """Phases without taps whose outputs bulk copies may write, whole lines of a tile."""
-        whole = self.n_tiles == 1 and self.problem.forward
+        whole = self.n_tiles == 1 and self.problem.forward and self.problem.target_channels_last
         if not whole or not 1 <= self.tile.phased <= 2 or self.tile.samples_inside:
             return 0
         return math.prod(a.phases for a in self.axes[:2]) - math.prod(
@@ -165,6 +166,8 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
     def suits(self) -> bool:
         """Whether registers and code hold all products of a chunk."""
         t = self.tile
+        if not self.problem.target_channels_last and self.vector % self.slots[2]:
+            return False  # 16 bytes of the target are the slots of whole units
         inner2 = self.axes[2].kernel if self.axes[2].block else 1
         operands, products = 2 * t.blocks, self.taps * inner2 * self.steps
         if self.by_warps:
@@ -192,6 +195,9 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
     def staged_columns(self) -> int:
         """Columns that the epilogue stages at a time: less where boxes need the room."""
         columns = self.stored_columns
+        if not self.problem.target_channels_last:
+            parts = (n for n in range(columns, 0, -16) if columns % n == 0)
+            return next((n for n in parts if n * self._column_pitch <= _STAGED_BYTES), 16)
         if not self.tile.samples_inside:
             return columns
         fewer = 128 // self.problem.element_bytes
@@ -201,6 +207,18 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
     def pieces(self) -> int:
         """Staged pieces of 16 bytes of a unit's outputs of one slot of D and H."""
         return self.slots[2] * self.staged_columns // self.vector
+
+    @property
+    def _column_pitch(self) -> int:
+        """Bytes from a staged column of a contiguous target to the next: of the rows of a warp."""
+        return 16 * self.slots[2] * self.problem.element_bytes + 16
+
+    @property
+    def _staging_bytes(self) -> int:
+        """Of a warp's outputs of one slot of D and H."""
+        if self.problem.target_channels_last:
+            return 16 * (16 * self.pieces + 16)
+        return self.staged_columns * self._column_pitch
 
     @property
     def _weight_offset(self) -> int:
@@ -245,7 +263,7 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
         weights = self._weight_offset + self.tile.weight_stages * self.stage_bytes
         boxes = self.tile.source_stages * self.box_bytes(shape)
         warps = 4 * self.tile.consumers
-        stores = warps * (256 + 16 * (16 * self.pieces + 16))
+        stores = warps * (256 + self._staging_bytes)
         return 1024 + round_up(weights, 1024) + boxes + stores + self._fill_bytes
 
     @property

@@ -1,4 +1,7 @@
-"""Plans of ``ndhwc/kernel.cu``: channels_last layers on Hopper's warpgroup products."""
+"""Plans of ``ndhwc/kernel.cu``: layers on Hopper's warpgroup products of channels_last operands.
+
+A contiguous source is copied to channels_last before, and a contiguous target is written as it is.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.plan.launches import packed_first, with_strides
+from convt3d.cuda.plan.launches import copied_first, packed_first, with_strides
 from convt3d.cuda.plan.ndhwc import cost
 from convt3d.cuda.plan.ndhwc.layout import ROW_BYTES, NdhwcLayout
 from convt3d.cuda.plan.search import with_tile
@@ -23,6 +26,7 @@ from convt3d.cuda.schedule import (
     div_up,
     geometry_macros,
     macros,
+    problem_macros,
 )
 
 
@@ -36,11 +40,6 @@ class WgmmaNdhwcPlan(NdhwcLayout):
     def macros(self) -> tuple[tuple[str, str], ...]:
         p, t = self.problem, self.tile
         values: dict[str, object] = {
-            "forward": p.forward,
-            "bias": p.bias,
-            "groups": p.geometry.groups,
-            "source_channels": p.source_channels,
-            "target_channels": p.target_channels,
             "phased": t.phased,
             "split": t.split,
             "groups_per_tile": t.groups_per_tile,
@@ -58,7 +57,8 @@ class WgmmaNdhwcPlan(NdhwcLayout):
             "resident_weights": t.resident_weights,
             "consumer_registers": self.consumer_registers,
         }
-        return p.type_macros + geometry_macros(p.geometry) + macros("CONVT3D_", **values)
+        layer = p.type_macros + geometry_macros(p.geometry) + problem_macros(p)
+        return layer + macros("CONVT3D_", **values)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         if self.tile.direct:
@@ -98,11 +98,18 @@ class WgmmaNdhwcPlan(NdhwcLayout):
             dependent=not self.tile.direct,
         )
         if self.tile.direct:
-            return Schedule((product,))
+            return self._on_copy(Schedule((product,)), batch, source)
         blocks = min(div_up(self.packed_bytes // 16 // self.axes[2].kernel, 256), 4096)
         if self.by_warps:
             blocks = div_up(self.paired_products, 2)
-        return packed_first(product, blocks, self.packed_bytes)
+        return self._on_copy(packed_first(product, blocks, self.packed_bytes), batch, source)
+
+    def _on_copy(self, schedule: Schedule, batch: int, source: Sequence[int]) -> Schedule:
+        """Launches that read a copy of the source where that is contiguous."""
+        if self.problem.source_channels_last:
+            return schedule
+        channels = self.source_channels * self.groups
+        return copied_first(schedule, self.problem, "source", channels, batch, source)
 
     def _source_map(self, batch: int, size: Sequence[int], shape: UnitShape) -> TensorMap:
         channels = self.problem.source_channels * self.problem.geometry.groups
@@ -146,7 +153,8 @@ class WgmmaNdhwcPlan(NdhwcLayout):
             + (", samples inside of lines" if t.samples_inside else "")
             + (", weights as they are" if t.direct else "")
             + (", empty phases filled" if t.fills else "")
-            + (f", clusters of {t.cluster} share the products" if t.cluster > 1 else ""),
+            + (f", clusters of {t.cluster} share the products" if t.cluster > 1 else "")
+            + ("" if self.problem.source_channels_last else ", the source copied to channels_last"),
         }
 
     def cheapest(self, batch: int, target: Sequence[int]) -> tuple[float, UnitShape] | None:

@@ -1,0 +1,129 @@
+// Copies a contiguous tensor to channels_last, for kernels whose operands are channels_last:
+// [sample][channel][position] becomes [sample][position][channel].
+//
+// A CTA copies a tile of a sample: the channels of 128 bytes of the copy, and 32 words along the
+// positions. It reads lines of positions and writes lines of channels:
+//
+//     source, a channel a line               shared memory            copy, a position a line
+//     .-- 128 bytes of positions --.    [channel][32 words], words    .-- 128 bytes of channels --.
+//     | p0 p1 p2 ...               | -> of each 16 bytes of channels -> | c0 c1 c2 ...             |
+//     '----------------------------'    turned by four banks more     '---------------------------'
+//
+// A lane then reads a word of each of the channels that are 16 bytes of the copy: eight lanes are
+// a line of it, and the 32 of a warp read 32 banks.
+#include "device/types.cuh"
+
+namespace convt3d {
+
+struct ChannelsLastConfig {
+  using Storage = typename CONVT3D_TYPE::Storage;
+  static constexpr int element_bytes = int(sizeof(Storage));
+  static constexpr int vector = 16 / element_bytes;
+  static constexpr int channels = 8 * vector;  // of a tile
+  static constexpr int words = 32;             // of a channel of a tile
+  static constexpr int word_positions = 4 / element_bytes;
+  static constexpr int positions = words * word_positions;
+  static constexpr int threads = 8 * words;
+};
+
+/// Where a word of a channel is in the tile.
+CONVT3D_DEVICE int tile_word(int channel, int word) {
+  using Config = ChannelsLastConfig;
+  return channel * Config::words + (word + 4 * (channel / Config::vector)) % Config::words;
+}
+
+struct ChannelsLastTile {
+  using Config = ChannelsLastConfig;
+  using Storage = Config::Storage;
+  const Storage* from;  // the sample's
+  Storage* to;
+  int channels, positions;              // of the tensor
+  int first_channel, first_position;    // of the tile
+  uint32_t tile;
+
+  /// Reads the tile, `Count` neighbouring positions at a time: all loads of a thread are on their
+  /// way before the first one is stored.
+  template <int Count, typename Vector>
+  CONVT3D_DEVICE void read() const {
+    constexpr int vectors = Config::positions / Count;  // of a channel
+    constexpr int loads = Config::channels * vectors / Config::threads;
+    Vector value[loads];
+#pragma unroll
+    for (int i = 0; i < loads; ++i) {
+      const int index = i * Config::threads + threadIdx.x;
+      const int channel = first_channel + index / vectors;
+      const int position = first_position + index % vectors * Count;
+      if (channel < channels && position < positions)
+        value[i] = __ldg(reinterpret_cast<const Vector*>(from + int64_t(channel) * positions +
+                                                         position));
+    }
+#pragma unroll
+    for (int i = 0; i < loads; ++i) {
+      const int index = i * Config::threads + threadIdx.x;
+      const int position = index % vectors * Count;
+      const uint32_t at =
+          tile + 4 * tile_word(index / vectors, position / Config::word_positions) +
+          position % Config::word_positions * Config::element_bytes;
+      if constexpr (Count == 1)
+        store_shared(at, value[i]);
+      else
+        store_shared(at, value[i].x, value[i].y, value[i].z, value[i].w);
+    }
+  }
+  /// A thread writes 16 bytes of channels, of the positions of a word.
+  CONVT3D_DEVICE void write() const {
+    const int channel = threadIdx.x % 8 * Config::vector, word = threadIdx.x / 8;
+    const int position = first_position + word * Config::word_positions;
+    if (first_channel + channel >= channels) return;
+    uint32_t read[Config::vector];
+#pragma unroll
+    for (int i = 0; i < Config::vector; ++i)
+      read[i] = load_shared(tile + 4 * tile_word(channel + i, word));
+    Storage* at = to + int64_t(position) * channels + first_channel + channel;
+    if constexpr (Config::word_positions == 1) {
+      if (position < positions)
+        *reinterpret_cast<uint4*>(at) = make_uint4(read[0], read[1], read[2], read[3]);
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t halves = half ? 0x7632 : 0x5410;
+        uint32_t v[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = permute_bytes(read[2 * i], read[2 * i + 1], halves);
+        if (position + half < positions)
+          *reinterpret_cast<uint4*>(at + int64_t(half) * channels) =
+              make_uint4(v[0], v[1], v[2], v[3]);
+      }
+    }
+  }
+};
+
+}  // namespace convt3d
+
+/// `channels` is a multiple of 16 bytes, and `to` is aligned to them.
+extern "C" __global__ void __launch_bounds__(convt3d::ChannelsLastConfig::threads)
+    convt3d_layout_channels_last(const convt3d::ChannelsLastConfig::Storage* from,
+                                 convt3d::ChannelsLastConfig::Storage* to, int channels,
+                                 int positions) {
+  using namespace convt3d;
+  using Config = ChannelsLastConfig;
+  __shared__ __align__(16) uint32_t tile[Config::channels * Config::words];
+  grid_dependency_launch();
+  const int across = (positions + Config::positions - 1) / Config::positions;
+  const int along = (channels + Config::channels - 1) / Config::channels;
+  const int64_t sample = int64_t(blockIdx.x / across / along) * channels * positions;
+  const ChannelsLastTile copy{from + sample,
+                              to + sample,
+                              channels,
+                              positions,
+                              int(blockIdx.x / across % along) * Config::channels,
+                              int(blockIdx.x % across) * Config::positions,
+                              shared_address(tile)};
+  if (positions % Config::vector == 0 && reinterpret_cast<uint64_t>(from) % 16 == 0)
+    copy.read<Config::vector, uint4>();
+  else
+    copy.read<1, Config::Storage>();
+  __syncthreads();
+  copy.write();
+  grid_dependency_wait();  // so that whoever waits for this kernel has waited for that before, too
+}
