@@ -37,8 +37,8 @@ _CLUSTER, _SUM_BYTE = 2000.0, 1 / 24
 _AT_ONCE = {2: 64, 3: 36, 4: 30, 5: 20, 6: 16, 7: 14, 8: 14}
 _UNSTRIDED = 1.2  # what layers of stride 1 cost more than counted, beside sweeps that can run them
 # What plans on copies take of what is counted, beside kernels of contiguous tensors, over 224
-# problems.
-_ON_COPIES = 1.2
+# problems; and forward passes of strided layers, over 42.
+_ON_COPIES, _STRIDED_ON_COPIES = 1.2, 1.55
 _MOST_SORTED = 1024  # work tiles that are scheduled longest first, at most
 
 
@@ -98,7 +98,8 @@ def call_cycles(plan: NdhwcLayout, shape: UnitShape, batch: int, target: Sequenc
     g = p.geometry
     source = source_extents(g, target) if p.forward else g.output_size(target)
     copied = batch * math.prod(source) * plan.source_channels * p.element_bytes
-    return _ON_COPIES * (cycles + copy_cycles(copied, plan.gpu))
+    factor = _STRIDED_ON_COPIES if p.forward and max(g.stride) > 1 else _ON_COPIES
+    return factor * (cycles + copy_cycles(copied, plan.gpu))
 
 
 def _stored_whole(plan: NdhwcLayout, target: Sequence[int]) -> bool:
