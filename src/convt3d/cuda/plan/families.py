@@ -138,7 +138,7 @@ def order(problem: Problem) -> Order:
             first = (direct.ranked, *first)
         elif not first:
             compared = (direct.ranked, *compared)
-    if problem.source_channels_last and problem.target_channels_last:
+    if problem.channels_last:
         copied = ()
     return Order(first, tuple(family for family in compared if family not in first), copied)
 

@@ -69,7 +69,7 @@ _LINE_BYTES, _TILE_WORDS = 128, 32  # of a tile of layout/channels_last.cu: chan
 
 def copy_refusal(problem: Problem) -> str | None:
     """Why plans do not run on copies of a problem's contiguous tensors, or None."""
-    if problem.source_channels_last and problem.target_channels_last:
+    if problem.channels_last:
         return None
     if min(problem.source_channels, problem.target_channels) < _LEAST_COPIED:
         return f"layers of less than {_LEAST_COPIED} channels are not copied to channels_last"

@@ -462,5 +462,4 @@ def ranked(
         return []
     size, _ = problem.extents(input_size)
     found = by_cost((plan.cost(batch, size), plan) for plan in candidates(problem, gpu))
-    last = problem.source_channels_last and problem.target_channels_last
-    return found if last else found[:MOST_COPIED]
+    return found if problem.channels_last else found[:MOST_COPIED]

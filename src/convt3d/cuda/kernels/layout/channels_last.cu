@@ -5,13 +5,15 @@
 // positions. It reads lines of positions and writes lines of channels:
 //
 //     source, a channel a line               shared memory            copy, a position a line
-//     .-- 128 bytes of positions --.    [channel][32 words], words    .-- 128 bytes of channels --.
-//     | p0 p1 p2 ...               | -> of each 16 bytes of channels -> | c0 c1 c2 ...             |
-//     '----------------------------'    turned by four banks more     '---------------------------'
+//     .-- 128 bytes of positions --.                              .-- 128 bytes of channels --.
+//     | p0 p1 p2 ...               | ---> [channel][32 words] --->  | c0 c1 c2 ...              |
+//     '----------------------------'                              '---------------------------'
 //
-// A lane then reads a word of each of the channels that are 16 bytes of the copy: eight lanes are
-// a line of it, and the 32 of a warp read 32 banks.
+// The channels of 16 bytes of the copy are a group, whose lines begin four words further on than
+// those of the group before, modulo 32. A lane reads a word of each channel of a group; eight lanes
+// have the groups of a line of the copy, and the 32 of a warp read from 32 banks.
 #include "device/types.cuh"
+#include "geometry/axis.cuh"
 
 namespace convt3d {
 
@@ -109,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(convt3d::ChannelsLastConfig::thread
   using Config = ChannelsLastConfig;
   __shared__ __align__(16) uint32_t tile[Config::channels * Config::words];
   grid_dependency_launch();
-  const int across = (positions + Config::positions - 1) / Config::positions;
-  const int along = (channels + Config::channels - 1) / Config::channels;
+  const int across = div_up(positions, Config::positions);
+  const int along = div_up(channels, Config::channels);
   const int64_t sample = int64_t(blockIdx.x / across / along) * channels * positions;
   const ChannelsLastTile copy{from + sample,
                               to + sample,

@@ -232,8 +232,7 @@ struct NdhwcConfig : Convolution {
   static constexpr int row_bytes = Inner2::slots * staged_columns * element_bytes;
   static constexpr int row_pitch = row_bytes + 16;
   // Of contiguous targets, the 16 rows of each column.
-  static constexpr int column_bytes = 16 * Inner2::slots * element_bytes;
-  static constexpr int column_pitch = column_bytes + 16;
+  static constexpr int column_pitch = 16 * Inner2::slots * element_bytes + 16;
   static constexpr int staging_bytes =
       target_channels_last ? 16 * row_pitch : staged_columns * column_pitch;
   static constexpr int store_bytes = table_bytes + staging_bytes;

@@ -1,6 +1,6 @@
 // The epilogue of ndhwc/kernel.cu where the target is contiguous: each warp alone stages the
 // outputs of its 16 rows of a block, for one slot of D and H and some columns at a time, a column a
-// line. The slots of W of neighbouring units are neighbours in memory: two to eight rows are 16
+// line. The slots of W of neighbouring units are neighbours in memory: one to eight rows are 16
 // bytes, which a lane stores where rows follow one another and the target's lines are aligned.
 // Elsewhere a lane stores an element.
 #pragma once
@@ -11,6 +11,7 @@ namespace convt3d {
 template <typename Config>
 struct NdhwcContiguousStore : NdhwcOutputs<Config> {
   using Base = NdhwcOutputs<Config>;
+  using typename Base::Row;
   using typename Base::Storage;
   using typename Base::Type;
   using Base::a;
@@ -21,6 +22,8 @@ struct NdhwcContiguousStore : NdhwcOutputs<Config> {
   using Base::fuse;
   using Base::lane;
   using Base::locate;
+  using Base::offset;
+  using Base::row;
   using Base::slots0;
   using Base::slots1;
   using Base::slots2;
@@ -63,21 +66,6 @@ struct NdhwcContiguousStore : NdhwcOutputs<Config> {
     if constexpr (Block + 1 < Config::blocks) store<Block + 1>(work, sum);
   }
 
-  /// A row's first output in the target, and how many slots exist along each axis, a byte each.
-  struct Row {
-    int64_t at;
-    uint32_t limits;
-    CONVT3D_DEVICE bool has(int slot0, int slot1, int slot2) const {
-      return slot0 < int(limits & 0xff) && slot1 < int(limits >> 8 & 0xff) &&
-             slot2 < int(limits >> 16);
-    }
-  };
-  CONVT3D_DEVICE Row row(int number) const {
-    uint32_t low, high, limits, nothing;
-    load_shared(table + 16 * number, low, high, limits, nothing);
-    return {int64_t(uint64_t(high) << 32 | low), limits};
-  }
-
   /// Whether all lines of outputs begin at multiples of 16 bytes, and so do the channels.
   CONVT3D_DEVICE bool aligned() const {
     return a.target.extent[2] % Config::vector == 0 &&
@@ -106,20 +94,15 @@ struct NdhwcContiguousStore : NdhwcOutputs<Config> {
         const float add = bias_of(work, first + column);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int row = lane / 4 + 8 * half;
+          const int number = lane / 4 + 8 * half;
           float value = sum[(begin + eight) / 2 + 2 * half + i] + add;
           if constexpr (Fusion::runs)
-            value = fuse(work, value, first + column, row, slot0, slot1, slot2);
+            value = fuse(work, value, first + column, number, slot0, slot1, slot2);
           store_shared(staged + column * Config::column_pitch +
-                           (row * slots2 + slot2) * Config::element_bytes,
+                           (number * slots2 + slot2) * Config::element_bytes,
                        Type::store(value));
         }
       }
-  }
-
-  CONVT3D_DEVICE int64_t offset(const WorkTile& work, int column, int slot0, int slot1) const {
-    return column * a.target.volume() +
-           (int64_t(slot0) * a.target.extent[1] + slot1) * a.target.extent[2];
   }
 
   CONVT3D_DEVICE void send_pieces(const WorkTile& work, int slot0, int slot1, int first) const {
@@ -135,7 +118,7 @@ struct NdhwcContiguousStore : NdhwcOutputs<Config> {
       uint32_t v[4];
       load_shared(staged + column * Config::column_pitch + piece * 16, v[0], v[1], v[2], v[3]);
       store_streaming(reinterpret_cast<uint4*>(a.target.data + own.at +
-                                               offset(work, channel, slot0, slot1)),
+                                               offset(channel, slot0, slot1, 0)),
                       make_uint4(v[0], v[1], v[2], v[3]));
     }
   }
@@ -148,8 +131,7 @@ struct NdhwcContiguousStore : NdhwcOutputs<Config> {
       const Row own = row(output / slots2);
       if (!own.has(slot0, slot1, output % slots2) || channel >= end_column(work)) continue;
       const uint32_t from = staged + column * Config::column_pitch + output * Config::element_bytes;
-      Storage* to =
-          a.target.data + own.at + output % slots2 + offset(work, channel, slot0, slot1);
+      Storage* to = a.target.data + own.at + offset(channel, slot0, slot1, output % slots2);
       // To stay in L2, where other warps fill the sectors up.
       if constexpr (Config::element_bytes == 2)
         *to = uint16_t(load_shared_half(from));

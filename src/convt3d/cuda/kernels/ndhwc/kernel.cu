@@ -1,5 +1,6 @@
-// Channels_last layers on Hopper's warpgroup products, both operands in shared memory (sm_90a):
-// forward pass and gradient by input.
+// Layers on Hopper's warpgroup products of channels_last operands in shared memory (sm_90a):
+// forward pass and gradient by input. A contiguous source was copied before
+// (layout/channels_last.cu); a contiguous target is written as it is (ndhwc/contiguous_store.cuh).
 //
 // A unit is one period of phases, stride0 x stride1 x stride2 outputs, and one row of M. A
 // persistent CTA goes from work tile to work tile: a tile of units (samples x D x H x W, in that

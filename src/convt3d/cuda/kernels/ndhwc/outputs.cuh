@@ -35,12 +35,26 @@ struct NdhwcOutputs {
     staged = table + Config::table_bytes;
   }
 
-  /// Elements from a position of the target to the next, and from a channel.
-  CONVT3D_DEVICE int64_t position_pitch() const {
-    return Config::target_channels_last ? Config::all_channels : 1;
+  /// A row's first output in the target, and how many slots exist along each axis, a byte each.
+  struct Row {
+    int64_t at;
+    uint32_t limits;
+    CONVT3D_DEVICE bool has(int slot0, int slot1, int slot2) const {
+      return slot0 < int(limits & 0xff) && slot1 < int(limits >> 8 & 0xff) &&
+             slot2 < int(limits >> 16);
+    }
+  };
+  CONVT3D_DEVICE Row row(int number) const {
+    uint32_t low, high, limits, nothing;
+    load_shared(table + 16 * number, low, high, limits, nothing);
+    return {int64_t(uint64_t(high) << 32 | low), limits};
   }
-  CONVT3D_DEVICE int64_t channel_pitch() const {
-    return Config::target_channels_last ? 1 : a.target.volume();
+  /// Elements from a row's first output to that of a column and slots.
+  CONVT3D_DEVICE int64_t offset(int column, int slot0, int slot1, int slot2) const {
+    const int64_t position =
+        (int64_t(slot0) * a.target.extent[1] + slot1) * a.target.extent[2] + slot2;
+    if constexpr (Config::target_channels_last) return column + position * Config::all_channels;
+    return column * a.target.volume() + position;
   }
 
   /// The first column that this CTA stores, and the end of the work tile's.
@@ -91,18 +105,16 @@ struct NdhwcOutputs {
     return 0.f;
   }
   /// The steps of the fusion on an output of a row of the table; `value` is its sum with the bias.
-  CONVT3D_DEVICE float fuse(const WorkTile& work, float value, int column, int row, int slot0,
+  CONVT3D_DEVICE float fuse(const WorkTile& work, float value, int column, int number, int slot0,
                             int slot1, int slot2) const {
     int64_t at = 0;
     bool exists = true;
     if constexpr (Fusion::by_element) {
       uint32_t low, high, limits, nothing;
-      load_shared(table + 16 * row, low, high, limits, nothing);
+      load_shared(table + 16 * number, low, high, limits, nothing);
       exists = slot0 < int(limits & 0xff) && slot1 < int(limits >> 8 & 0xff) &&
                slot2 < int(limits >> 16) && column < end_column(work);
-      at = int64_t(uint64_t(high) << 32 | low) + column * channel_pitch() +
-           ((int64_t(slot0) * a.target.extent[1] + slot1) * a.target.extent[2] + slot2) *
-               position_pitch();
+      at = int64_t(uint64_t(high) << 32 | low) + offset(column, slot0, slot1, slot2);
     }
     return fused<Config>(a.fusion, value, work.group, column, at, exists);
   }

@@ -9,6 +9,7 @@ namespace convt3d {
 template <typename Config>
 struct NdhwcStore : NdhwcOutputs<Config> {
   using Base = NdhwcOutputs<Config>;
+  using typename Base::Row;
   using typename Base::Storage;
   using typename Base::Type;
   using Base::a;
@@ -22,6 +23,8 @@ struct NdhwcStore : NdhwcOutputs<Config> {
   using Base::fuse;
   using Base::lane;
   using Base::locate;
+  using Base::offset;
+  using Base::row;
   using Base::slots0;
   using Base::slots1;
   using Base::slots2;
@@ -128,15 +131,13 @@ struct NdhwcStore : NdhwcOutputs<Config> {
   };
   CONVT3D_DEVICE Place place_of(const WorkTile& work, int round) const {
     const int index = 32 * round + lane;
-    const int row = index / pieces, piece = index % pieces;
+    const int number = index / pieces, piece = index % pieces;
     const int slot2 = piece / slot_pieces;
     const int column = first_column(work) + piece % slot_pieces * Config::vector;
-    uint32_t low, high, limits, nothing;
-    load_shared(table + 16 * min(row, 15), low, high, limits, nothing);
-    const bool there = slot2 < int(limits >> 16) && (16 * pieces % 32 == 0 || row < 16);
-    return {a.target.data + int64_t(uint64_t(high) << 32 | low) + slot2 * Config::all_channels +
-                column,
-            there ? int(limits & 0xff) : 0, int(limits >> 8 & 0xff), column};
+    const Row own = row(min(number, 15));
+    const bool there = slot2 < int(own.limits >> 16) && (16 * pieces % 32 == 0 || number < 16);
+    return {a.target.data + own.at + offset(column, 0, 0, slot2),
+            there ? int(own.limits & 0xff) : 0, int(own.limits >> 8 & 0xff), column};
   }
 
   /// Slots of W beyond a unit's, which are as its first ones: without taps.
@@ -172,9 +173,7 @@ struct NdhwcStore : NdhwcOutputs<Config> {
   /// A batch of pieces is on its way before the first one is stored.
   CONVT3D_DEVICE void send(const WorkTile& work, const Place (&places)[kept], int slot0, int slot1,
                            int column) const {
-    const int64_t slot = (int64_t(slot0) * a.target.extent[1] + slot1) * a.target.extent[2] *
-                             Config::all_channels +
-                         column;
+    const int64_t slot = offset(column, slot0, slot1, 0);
 #pragma unroll
     for (int first = 0; first < rounds; first += batch) {
       uint32_t v[batch][4];

@@ -43,8 +43,6 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
             return "groups of contiguous tensors have kernels of their own"
         if not all(n for axis in phased_axes(problem, 3) for n in axis.phase_taps):
             return "outputs without taps are stored where the target is channels_last"
-        if copy_refusal(problem) is not None:
-            return copy_refusal(problem)
     if max(g.stride) == 1:
         if g.groups > 1:
             return "stride 1 in groups is left to the sweep"
@@ -54,7 +52,7 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "channels are moved as 16 bytes"
     if g.groups > 1 and problem.source_channels % (2 * vector) and not _by_warps(problem):
         return "products would run into the next group"
-    return None
+    return copy_refusal(problem)
 
 
 def _by_warps(problem: Problem) -> bool:

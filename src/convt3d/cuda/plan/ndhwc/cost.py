@@ -22,7 +22,7 @@ from convt3d.cuda.schedule import Gpu, div_up
 # are in flight; of a byte of outputs, also of units that do not exist; of a row of a box, and of
 # TMA for one.
 _PRODUCT, _STAGE, _WEIGHT_WAIT, _OUTPUT_BYTE, _WORK_TILE = 0.82, 138.0, 219.0, 0.034, 1100.0
-_APART = 0.25  # of a byte of a contiguous target that is not stored as 16 bytes
+_SINGLE_STORE = 0.25  # of a byte of a contiguous target that is not stored as 16 bytes
 _BOX_ROW, _TMA_ROW = 0.11, 3.9
 _LINES_ROW, _COPIED_BYTE = 5.5, 0.01  # rows and weights where samples are inside of lines
 _PIECE = 16.0  # bytes that a piece of outputs costs besides
@@ -66,7 +66,7 @@ def call_cycles(plan: NdhwcLayout, shape: UnitShape, batch: int, target: Sequenc
         together *= plan.slots[2] * shape.units[3]
     always = outputs * (1 + _PIECE / together) * _OUTPUT_BYTE + _WORK_TILE
     if not p.target_channels_last and not _stored_whole(plan, target):
-        always += outputs * _APART
+        always += outputs * _SINGLE_STORE
     rows = share * plan.chunks * plan.boxes * math.prod(shape.box)
     item = products * _PRODUCT + stages * _STAGE + rows * _BOX_ROW + always
     if not t.resident_weights:
