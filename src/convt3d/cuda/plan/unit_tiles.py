@@ -7,6 +7,7 @@ axis whose phases are apart. Boxes of the source and stages of weights pass thro
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -147,16 +148,21 @@ class UnitTileKernel(Generic[AnyShape]):
 
     def serves(self, batch: int, target: Sequence[int]) -> bool:
         """Whether a tile fits."""
-        return next(self.shapes(batch, target), None) is not None
+        return _cheapest(self, batch, tuple(target)) is not None
+
+    def _best(self, batch: int, target: Sequence[int]) -> tuple[float, AnyShape]:
+        best: tuple[float, AnyShape] | None = _cheapest(self, batch, tuple(target))
+        if best is None:
+            raise ValueError(f"no tile of {self.tile} fits {tuple(target)}")
+        return best
 
     def shape(self, batch: int, target: Sequence[int]) -> AnyShape:
         """The cheapest tile for these extents."""
-        best: AnyShape = _best(self, batch, tuple(target))[1]
-        return best
+        return self._best(batch, target)[1]
 
     def cost(self, batch: int, target: Sequence[int]) -> float:
         """Estimated cycles of one call with its best tile."""
-        return _best(self, batch, tuple(target))[0]
+        return self._best(batch, target)[0]
 
     # ------------------------------------------------------------ CTAs
 
@@ -201,11 +207,10 @@ class UnitTileKernel(Generic[AnyShape]):
 
 
 @functools.lru_cache(maxsize=8192)
-def _best(plan: UnitTileKernel[Any], batch: int, target: tuple[int, ...]) -> tuple[float, Any]:
-    best = plan.cheapest(batch, target)
-    if best is None:
-        raise ValueError(f"no tile of {plan.tile} fits {target}")
-    return best
+def _cheapest(
+    plan: UnitTileKernel[Any], batch: int, target: tuple[int, ...]
+) -> tuple[float, Any] | None:
+    return plan.cheapest(batch, target)
 
 
 # --- Pipelines -----------------------------------------------------------------------------------
@@ -227,10 +232,12 @@ def deepest(
     if kept * plan.stage_bytes > room:
         return
     own = {"resident_weights": True} if kept else {}
-    every = [
-        with_tile(plan, weight_stages=kept or weights, source_stages=sources, **own)
-        for weights, sources in pipelines
-    ]
-    if every[-1].serves(batch, target):
-        shape = every[-1].shape(batch, target)
+
+    def with_pipeline(weights: int, sources: int) -> AnyKernel:
+        return with_tile(plan, weight_stages=kept or weights, source_stages=sources, **own)
+
+    last = with_pipeline(*pipelines[-1])
+    if last.serves(batch, target):
+        shape = last.shape(batch, target)
+        every = itertools.chain(itertools.starmap(with_pipeline, pipelines[:-1]), (last,))
         yield next(p for p in every if p.shared_bytes(shape, target) <= room)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from convt3d.cuda.plan.axes import source_extents
 from convt3d.cuda.plan.launches import copy_cycles
@@ -47,9 +47,11 @@ def _product_cycles(columns: int) -> float:
     return max(columns / 2, 16 + columns / 4)
 
 
-def call_cycles(plan: NdhwcLayout, shape: UnitShape, batch: int, target: Sequence[int]) -> float:
-    """Estimated cycles of one call with a tile of this shape."""
-    p, t = plan.problem, plan.tile
+def call_cycles(
+    plan: NdhwcLayout, batch: int, target: Sequence[int]
+) -> Callable[[UnitShape], float]:
+    """Estimated cycles of one call, by the shape of the tile."""
+    p, t, g = plan.problem, plan.tile, plan.problem.geometry
     # A CTA whose weights stay keeps its phase: those with most taps end last.
     stages = plan.chunks * (plan.most_stages if t.resident_weights else plan.stages / plan.phases)
     share = div_up(plan.shares, t.cluster) / plan.shares  # of the products, of the busiest CTA
@@ -60,46 +62,49 @@ def call_cycles(plan: NdhwcLayout, shape: UnitShape, batch: int, target: Sequenc
     if plan.by_warps:
         products = 0.0  # of warps, hidden under what they wait for
     outputs = 64.0 * used * math.prod(plan.slots) * plan.stored_columns * p.element_bytes
+    alone = not p.target_channels_last and not _stored_whole(plan, target)
+    single_stores = outputs * _SINGLE_STORE if alone else 0.0
     # Pieces that do not follow one another are merged in L2, at a price.
-    together = t.column_tile * p.element_bytes
-    if t.column_tile >= p.geometry.out_channels and plan.slots[2] == p.geometry.stride[2]:
-        together *= plan.slots[2] * shape.units[3]
-    always = outputs * (1 + _PIECE / together) * _OUTPUT_BYTE + _WORK_TILE
-    if not p.target_channels_last and not _stored_whole(plan, target):
-        always += outputs * _SINGLE_STORE
-    rows = share * plan.chunks * plan.boxes * math.prod(shape.box)
-    item = products * _PRODUCT + stages * _STAGE + rows * _BOX_ROW + always
-    if not t.resident_weights:
-        item += stages / max(1, t.weight_stages - 1) * _WEIGHT_WAIT
-    item = max(item, rows * _TMA_ROW)
-    work_tiles = plan.n_tile_phases
+    piece = t.column_tile * p.element_bytes
+    joined = t.column_tile >= g.out_channels and plan.slots[2] == g.stride[2]
+    multiplied = products * _PRODUCT + stages * _STAGE
+    waited = 0.0 if t.resident_weights else stages / max(1, t.weight_stages - 1) * _WEIGHT_WAIT
+    position_rows = share * plan.chunks * plan.boxes
+    work_tiles, filled = plan.n_tile_phases, 0.0
     if t.fills:
         # What is left are work tiles with taps, which are as long as the longest on average.
         work_tiles = plan.phases - plan.empty_phases
-        item += (products * _PRODUCT + stages * _STAGE) * (plan.phases / work_tiles - 1)
-    whole = div_up(shape.count * work_tiles, _at_once(plan, shape)) * item
-    if t.cluster > 1:
-        whole += _CLUSTER + plan.sum_bytes * _SUM_BYTE
-    if t.samples_inside:
-        whole = _longest_first(plan, shape, target, products, always)
+        filled = multiplied * (plan.phases / work_tiles - 1)
+    met = _CLUSTER + plan.sum_bytes * _SUM_BYTE if t.cluster > 1 else 0.0
     # Outputs are as large as the source of the gradient.
-    moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
-    moved *= 1 if p.forward else math.prod(p.geometry.stride)
+    moved = batch * math.prod(target) * g.out_channels * p.element_bytes
+    moved *= 1 if p.forward else math.prod(g.stride)
     floor = 1.1 * moved / MEMORY_BYTES / plan.gpu.multiprocessors
     once = _LAUNCHES + (0 if t.direct else _PACKING)
     if t.resident_weights:
         once += t.weight_stages * plan.stage_bytes * _RESIDENT_BYTE
-    whole *= _TWO_BOXES if t.source_stages == 2 else 1.0
-    whole *= _UNSTRIDED if max(p.geometry.stride) == 1 else 1.0
-    # Of several at memory's rate, the one with least to do besides.
-    cycles = max(whole, floor + _ORDER * whole) + once
-    if p.source_channels_last:
-        return cycles
-    g = p.geometry
-    source = source_extents(g, target) if p.forward else g.output_size(target)
-    copied = batch * math.prod(source) * plan.source_channels * p.element_bytes
-    factor = _STRIDED_ON_COPIES if p.forward and max(g.stride) > 1 else _ON_COPIES
-    return factor * (cycles + copy_cycles(copied, plan.gpu))
+    pipeline = _TWO_BOXES if t.source_stages == 2 else 1.0
+    unstrided = _UNSTRIDED if max(g.stride) == 1 else 1.0
+    copies, copied = 1.0, 0.0
+    if not p.source_channels_last:
+        source = source_extents(g, target) if p.forward else g.output_size(target)
+        bytes_ = batch * math.prod(source) * plan.source_channels * p.element_bytes
+        copies = _STRIDED_ON_COPIES if p.forward and max(g.stride) > 1 else _ON_COPIES
+        copied = copy_cycles(bytes_, plan.gpu)
+
+    def of_shape(shape: UnitShape) -> float:
+        together = piece * (plan.slots[2] * shape.units[3] if joined else 1)
+        always = outputs * (1 + _PIECE / together) * _OUTPUT_BYTE + _WORK_TILE + single_stores
+        rows = position_rows * math.prod(shape.box)
+        item = max(multiplied + rows * _BOX_ROW + always + waited, rows * _TMA_ROW) + filled
+        whole = div_up(shape.count * work_tiles, _at_once(plan, shape)) * item + met
+        if t.samples_inside:
+            whole = _longest_first(plan, shape, target, products, always)
+        whole = whole * pipeline * unstrided
+        # Of several at memory's rate, the one with least to do besides.
+        return copies * (max(whole, floor + _ORDER * whole) + once + copied)
+
+    return of_shape
 
 
 def _stored_whole(plan: NdhwcLayout, target: Sequence[int]) -> bool:

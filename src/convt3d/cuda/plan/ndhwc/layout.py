@@ -6,20 +6,17 @@ The numbers mirror ``ndhwc/config.cuh``.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from convt3d.cuda.plan.banks import Four
-from convt3d.cuda.plan.extents import even_cuts, tile_counts
+from convt3d.cuda.plan.ndhwc.boxing import ROW_BYTES, Boxing
 from convt3d.cuda.plan.unit_tiles import UnitShape, UnitTile, UnitTileKernel
-from convt3d.cuda.plan.warpgroups import MAX_PRODUCTS, MAX_STAGE_BYTES, consumer_registers, fits_map
-from convt3d.cuda.schedule import MAP_BOX, div_up, round_up
+from convt3d.cuda.plan.warpgroups import MAX_PRODUCTS, MAX_STAGE_BYTES, consumer_registers
+from convt3d.cuda.schedule import div_up, round_up
 from convt3d.geometry import Triple
 
 BARRIER_BYTES = 128
-ROW_BYTES = 128  # of a box: channels of a source position
 MOST_ROUNDS = 32  # of work tiles that are scheduled longest first
 _SPARE_REGISTERS = 56  # of a consumer beside sums
 _STAGED_BYTES = 3072  # of columns of a contiguous target, that a warp stages at a time
@@ -225,46 +222,30 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
         order = 4 * MOST_ROUNDS if self.tile.samples_inside else 0
         return round_up(BARRIER_BYTES + order, 1024 if self.tile.direct else 128)
 
+    @functools.cached_property
+    def boxing(self) -> Boxing:
+        """How boxes of the source lie in shared memory."""
+        t = self.tile
+        steps = (1, 1, 1) if self.problem.forward else self.problem.geometry.stride
+        return Boxing(t.rows, self.spans, steps, t.split, t.samples_inside, t.phased < 3)
+
     def box_bytes(self, shape: UnitShape) -> int:
-        """From a box to the next: products read whole blocks, also past its last unit."""
-        if self.by_warps:
-            return round_up(math.prod(shape.box) * ROW_BYTES, 1024)
-        samples, slice_, line = self.pitches(shape)
-        starts = [0]
-        for index in range(0, min(self.tile.rows, math.prod(shape.units)), 64):
-            n, d, h, w = self._unit(shape, index)
-            position = shape.units[0] if self.tile.samples_inside else 1
-            starts.append(n * samples + d * slice_ + h * line + w * position)
-        reach = max(starts) + 64 + self.spans[0] * slice_ + self.spans[1] * line
-        return round_up(max(reach, math.prod(shape.box)) * ROW_BYTES, 1024)
+        """From a box to the next."""
+        return self.boxing.bytes_of(shape)
 
     def pitches(self, shape: UnitShape) -> Triple:
         """Rows of a box from a sample, slice and line to the next."""
-        samples, slices, lines, width = shape.box
-        if self.tile.samples_inside:
-            return 1, lines * samples * width, samples * width
-        return slices * lines * width, lines * width, width
-
-    def _unit(self, shape: UnitShape, index: int) -> Four:
-        """A tile's unit by its row of the products: sample, slice, line, position."""
-        samples, slices, lines, width = shape.units
-        if self.tile.samples_inside:
-            rest, n = divmod(index, samples)
-            rest, w = divmod(rest, width)
-            d, h = divmod(rest, lines)
-        else:
-            rest, w = divmod(index, width)
-            rest, h = divmod(rest, lines)
-            n, d = divmod(rest, slices)
-        return n, d, h, w
+        return self.boxing.pitches(shape)
 
     def shared_bytes(self, shape: UnitShape, target: Sequence[int] = ()) -> int:
         """Of a CTA, whatever the extents."""
+        return self._bytes_beside_boxes + self.tile.source_stages * self.box_bytes(shape)
+
+    @functools.cached_property
+    def _bytes_beside_boxes(self) -> int:
         weights = self._weight_offset + self.tile.weight_stages * self.stage_bytes
-        boxes = self.tile.source_stages * self.box_bytes(shape)
-        warps = 4 * self.tile.consumers
-        stores = warps * (256 + self._staging_bytes)
-        return 1024 + round_up(weights, 1024) + boxes + stores + self._fill_bytes
+        stores = 4 * self.tile.consumers * (256 + self._staging_bytes)
+        return 1024 + round_up(weights, 1024) + stores + self._fill_bytes
 
     @property
     def _fill_bytes(self) -> int:
@@ -298,78 +279,12 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
 
     def shapes(self, batch: int, target: Sequence[int]) -> Iterator[UnitShape]:
         """Tiles whose units the kernel's products can read, and that fit shared memory."""
-        units = self.units(target)
-        if self.tile.samples_inside:
-            yield from self._batches(batch, units)
-            return
-        wide = {8, 16, 32, 64, round_up(units[2], 8)} if self.tile.split == 1 else {4, 8, 16, 32}
-        if self.tile.split != 1:
-            wide |= {div_up(units[2], n) for n in (1, 2, 3, 4)}
-        for t2 in sorted(wide):
-            lines = min(self.tile.rows // t2, MAP_BOX)
-            for t1, t0 in _planes(units, lines):
-                whole = t0 >= units[0] and t1 >= units[1] and t2 >= units[2]
-                most = lines // (t1 * t0)
-                for samples in {1, min(batch, most)} if whole else {1}:
-                    shape = self._shape((samples, t0, t1, t2), batch, units)
-                    if shape and self._fits(shape):
-                        yield shape
-
-    def _fits(self, shape: UnitShape) -> bool:
-        """Whether shared memory holds the kernel, and the rings the sums that a cluster adds up."""
         t = self.tile
-        if t.cluster > 1:
-            rings = t.weight_stages * self.stage_bytes + t.source_stages * self.box_bytes(shape)
-            if self.sum_bytes > rings:
-                return False
-        return self.shared_bytes(shape) <= self.gpu.shared_per_block
-
-    def _batches(self, batch: int, units: Triple) -> Iterator[UnitShape]:
-        """Tiles of few positions of many samples; one of eight samples always fits."""
-        wide = {units[2]} if self.tile.phased < 3 else {1, 2, 4, units[2]}
-        for t2, t1, t0 in itertools.product(sorted(wide), (1, 2, 4), (1, 2, 4)):
-            if t0 > units[0] or t1 > units[1]:
-                continue
-            for samples in (128, 64, 32, 16, 8):
-                if samples * t2 * t1 * t0 > self.tile.rows or samples >= 2 * max(8, batch):
-                    continue
-                shape = self._shape((samples, t0, t1, t2), batch, units)
-                if shape and self._fits(shape):
-                    yield shape
-                    break
-
-    def _shape(self, tile: Four, batch: int, units: Triple) -> UnitShape | None:
-        """A tile, if each block of 64 units is one run of a box, and shifts are multiples of 8."""
-        samples, t0, t1, t2 = tile
-        span0, span1, span2 = self.spans
-        box = (samples, t0 + span0, t1 + span1, t2 + span2)
-        steps = (1, 1, 1) if self.problem.forward else self.problem.geometry.stride
-        if not fits_map(box, (1, *steps)):
-            return None
-        if self.tile.samples_inside:
-            # Blocks are parts of one line of samples, or lines that follow one another.
-            line = samples * t2
-            run = line * (1 if span1 else t1 * (1 if span0 else t0))
-            if line % 8 or (run % 64 and run != math.prod(tile)):
-                return None
-        elif not self.by_warps:
-            run = t1 * t2
-            if not span1:
-                run *= t0 if span0 else t0 * samples
-            if run % 64 and run != math.prod(tile):
-                return None
-            if (span1 and t2 % 8) or (span0 and (t1 + span1) * t2 % 8):
-                return None
-            # Blocks begin at multiples of 8 rows.
-            if math.prod(tile) > 64 and ((box[1] * box[2] * t2) % 8 and samples > 1):
-                return None
-        return UnitShape(tile, tile_counts(batch, units, tile), box)
-
-
-def _planes(units: Triple, lines: int) -> list[tuple[int, int]]:
-    """Extents of tiles along H and D of at most so many lines."""
-    high = {n for n in (1, 2, 4, 8, 16, 32, 64) if n < 2 * units[1]} | {units[1]}
-    found = []
-    for t1 in sorted(n for n in high if n <= lines):
-        found += [(t1, t0) for t0 in even_cuts(units[0], lines // t1)]
-    return found
+        most = (self.gpu.shared_per_block - self._bytes_beside_boxes) // t.source_stages
+        least = 0
+        if t.cluster > 1:  # the rings hold the sums that a cluster adds up
+            least = div_up(self.sum_bytes - t.weight_stages * self.stage_bytes, t.source_stages)
+        for alike in self.boxing.shapes(batch, self.units(target)):
+            fitting = (shape for shape, bytes_ in alike if least <= bytes_ <= most)
+            if (shape := next(fitting, None)) is not None:
+                yield shape

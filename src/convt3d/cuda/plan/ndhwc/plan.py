@@ -15,7 +15,8 @@ import numpy as np
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.launches import copied_first, packed_first, with_strides
 from convt3d.cuda.plan.ndhwc import cost
-from convt3d.cuda.plan.ndhwc.layout import ROW_BYTES, NdhwcLayout
+from convt3d.cuda.plan.ndhwc.boxing import ROW_BYTES
+from convt3d.cuda.plan.ndhwc.layout import NdhwcLayout
 from convt3d.cuda.plan.search import with_tile
 from convt3d.cuda.plan.unit_tiles import UnitShape
 from convt3d.cuda.plan.warpgroups import source_map
@@ -158,5 +159,6 @@ class WgmmaNdhwcPlan(NdhwcLayout):
         }
 
     def cheapest(self, batch: int, target: Sequence[int]) -> tuple[float, UnitShape] | None:
-        found = ((cost.call_cycles(self, s, batch, target), s) for s in self.shapes(batch, target))
+        cycles = cost.call_cycles(self, batch, target)
+        found = ((cycles(shape), shape) for shape in self.shapes(batch, target))
         return min(found, key=lambda item: item[0], default=None)
