@@ -54,7 +54,7 @@ class UnitShape:
     tiles: Four
     box: Four  # samples, slices, lines, positions
 
-    @property
+    @functools.cached_property
     def count(self) -> int:
         return math.prod(self.tiles)
 

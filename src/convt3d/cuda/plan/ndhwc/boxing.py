@@ -50,12 +50,10 @@ class Boxing:
         if self.split == 0:
             return round_up(math.prod(shape.box) * ROW_BYTES, 1024)
         samples, slice_, line = self.pitches(shape)
-        starts = [0]
-        for index in range(0, min(self.rows, math.prod(shape.units)), 64):
-            n, d, h, w = self._unit(shape, index)
-            position = shape.units[0] if self.samples_inside else 1
-            starts.append(n * samples + d * slice_ + h * line + w * position)
-        reach = max(starts) + 64 + self.spans[0] * slice_ + self.spans[1] * line
+        n, d, h, w = self._unit(shape, (min(self.rows, math.prod(shape.units)) - 1) // 64 * 64)
+        position = shape.units[0] if self.samples_inside else 1
+        start = n * samples + d * slice_ + h * line + w * position  # of the last block
+        reach = start + 64 + self.spans[0] * slice_ + self.spans[1] * line
         return round_up(max(reach, math.prod(shape.box)) * ROW_BYTES, 1024)
 
     def pitches(self, shape: UnitShape) -> Triple:
@@ -119,8 +117,6 @@ class Boxing:
         samples, t0, t1, t2 = tile
         span0, span1, span2 = self.spans
         box = (samples, t0 + span0, t1 + span1, t2 + span2)
-        if not fits_map(box, (1, *self.steps)):
-            return []
         if self.samples_inside:
             # Blocks are parts of one line of samples, or lines that follow one another.
             line = samples * t2
@@ -138,6 +134,8 @@ class Boxing:
             # Blocks begin at multiples of 8 rows.
             if math.prod(tile) > 64 and ((box[1] * box[2] * t2) % 8 and samples > 1):
                 return []
+        if not fits_map(box, (1, *self.steps)):
+            return []
         shape = UnitShape(tile, tile_counts(batch, units, tile), box)
         return [(shape, self.bytes_of(shape))]
 

@@ -75,7 +75,10 @@ def call_cycles(
         # What is left are work tiles with taps, which are as long as the longest on average.
         work_tiles = plan.phases - plan.empty_phases
         filled = multiplied * (plan.phases / work_tiles - 1)
-    met = _CLUSTER + plan.sum_bytes * _SUM_BYTE if t.cluster > 1 else 0.0
+    clusters, met = 0, 0.0
+    if t.cluster > 1:
+        clusters = clusters_at_once(t.cluster, plan.gpu.multiprocessors)
+        met = _CLUSTER + plan.sum_bytes * _SUM_BYTE
     # Outputs are as large as the source of the gradient.
     moved = batch * math.prod(target) * g.out_channels * p.element_bytes
     moved *= 1 if p.forward else math.prod(g.stride)
@@ -97,7 +100,8 @@ def call_cycles(
         always = outputs * (1 + _PIECE / together) * _OUTPUT_BYTE + _WORK_TILE + single_stores
         rows = position_rows * math.prod(shape.box)
         item = max(multiplied + rows * _BOX_ROW + always + waited, rows * _TMA_ROW) + filled
-        whole = div_up(shape.count * work_tiles, _at_once(plan, shape)) * item + met
+        at_once = clusters or plan.grid(shape)  # work tiles that the GPU has at hand at a time
+        whole = div_up(shape.count * work_tiles, at_once) * item + met
         if t.samples_inside:
             whole = _longest_first(plan, shape, target, products, always)
         whole = whole * pipeline * unstrided
@@ -116,14 +120,6 @@ def _stored_whole(plan: NdhwcLayout, target: Sequence[int]) -> bool:
 def clusters_at_once(cluster: int, multiprocessors: int) -> int:
     """Clusters of so many CTAs, one a multiprocessor, that run at the same time."""
     return max(1, _AT_ONCE[cluster] * multiprocessors // Gpu().multiprocessors)
-
-
-def _at_once(plan: NdhwcLayout, shape: UnitShape) -> int:
-    """Work tiles that the GPU has at hand at a time."""
-    cluster = plan.tile.cluster
-    if cluster == 1:
-        return plan.grid(shape)
-    return clusters_at_once(cluster, plan.gpu.multiprocessors)
 
 
 def _longest_first(

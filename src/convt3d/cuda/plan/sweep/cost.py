@@ -7,7 +7,7 @@ traffic beside them, of barriers and of the epilogue.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from convt3d.cuda.plan.sweep.products import Line, SweepProducts
 from convt3d.cuda.schedule import div_up
@@ -71,11 +71,26 @@ def _store(plan: SweepProducts) -> float:
     return finished * plan.problem.element_bytes / _STORE_BYTES
 
 
-def _call(plan: SweepProducts, steps: float, stage: float) -> float:
-    """Cycles of a call of so many steps, whose (chunk, tap of axis 1) each take ``stage``."""
-    step, store = plan.chunks * plan.plane[0].mean_taps * stage, _store(plan)
-    # While one warpgroup stores, the others multiply; all of them wait for memory.
-    step = max(step, store) + 0.25 * min(step, store)
+def _steps(
+    plan: SweepProducts, source: Sequence[int], target: Sequence[int]
+) -> Callable[[int], tuple[float, float]]:
+    """Of a CTA, for so many rows: steps with anything to multiply, what these take to begin."""
+    sweep, rows_of_tile = plan.sweep, plan.tile.rows
+    steps = sweep.steps(target[plan.order[0]])
+    columns = plan.column_tiles * plan.problem.geometry.groups * plan.phases * sweep.interleaved
+    busy = sweep.busy_steps(source[plan.order[0]], target[plan.order[0]]) / steps
+    multiprocessors, warm = plan.multiprocessors, sweep.warm_steps
+
+    def of_rows(rows: int) -> tuple[float, float]:
+        most = math.ceil(div_up(rows, rows_of_tile) * columns * steps / multiprocessors)
+        return most * busy, warm if most % steps else 0
+
+    return of_rows
+
+
+def _call(plan: SweepProducts) -> Callable[[float, float], float]:
+    """Cycles of a call of so many steps, whose (chunk, tap of axis 1) each take so many."""
+    stages, store = plan.chunks * plan.plane[0].mean_taps, _store(plan)
     t = plan.tile
     loss = _LARGE_TILE ** max(0, t.blocks - 2)
     if plan.parts == 1:
@@ -86,39 +101,36 @@ def _call(plan: SweepProducts, steps: float, stage: float) -> float:
     loss *= _SWAPPED if plan.swapped else 1.0
     if t.ping_pong:
         loss *= _PING_PONG if t.blocks == 2 else _OTHER_PING_PONG
-    return loss * (_SCALE * steps * step + _CALL)
 
+    def of_steps(steps: float, stage: float) -> float:
+        step = stages * stage
+        # While one warpgroup stores, the others multiply; all of them wait for memory.
+        step = max(step, store) + 0.25 * min(step, store)
+        return loss * (_SCALE * steps * step + _CALL)
 
-def _steps(
-    plan: SweepProducts, rows: int, source: Sequence[int], target: Sequence[int]
-) -> tuple[float, float]:
-    """Steps of a CTA that have anything to multiply, and what these take to begin."""
-    sweep, t = plan.sweep, plan.tile
-    steps = sweep.steps(target[plan.order[0]])
-    columns = div_up(rows, t.rows) * plan.column_tiles * plan.problem.geometry.groups
-    columns *= plan.phases * sweep.interleaved
-    most = math.ceil(columns * steps / plan.multiprocessors)
-    busy = sweep.busy_steps(source[plan.order[0]], target[plan.order[0]]) / steps
-    return most * busy, sweep.warm_steps if most % steps else 0
+    return of_steps
 
 
 def line_cycles(
-    plan: SweepProducts, line: Line, source: Sequence[int], target: Sequence[int]
-) -> float:
-    """Estimated cycles of a call with these lines; infinite if boxes cannot hold them."""
-    t = plan.tile
-    positions, taps1 = t.rows + line.beyond, plan.plane[0].mean_taps
-    if positions > t.positions or not plan.covers(t.fill_pairs, positions):
-        return math.inf
-    traffic = positions * plan.position_bytes / plan.parts / taps1
-    if not t.keep_weights:
-        traffic += plan.stage_bytes
-    loads = traffic / _L2_BYTES
+    plan: SweepProducts, source: Sequence[int], target: Sequence[int]
+) -> Callable[[Line], float]:
+    """Estimated cycles of a call with a line; infinite if boxes cannot hold it."""
+    t, parts, taps1 = plan.tile, plan.parts, plan.plane[0].mean_taps
+    products, steps, call = _products(plan), _steps(plan, source, target), _call(plan)
+    weights = 0 if t.keep_weights else plan.stage_bytes
     # From the first load of a box to its last store.
     rounds = div_up(plan.fill_loads, plan.fill_batch)
-    fill = (rounds * _LATENCY + plan.fill_loads * _FILL * plan.parts) / taps1
-    stage = max(_products(plan), loads, fill) + 0.1 * (fill + loads) + _BARRIERS
-    return _call(plan, sum(_steps(plan, line.rows, source, target)), stage)
+    fill = (rounds * _LATENCY + plan.fill_loads * _FILL * parts) / taps1
+
+    def of_line(line: Line) -> float:
+        positions = t.rows + line.beyond
+        if positions > t.positions or not plan.covers(t.fill_pairs, positions):
+            return math.inf
+        loads = (positions * plan.position_bytes / parts / taps1 + weights) / _L2_BYTES
+        stage = max(products, loads, fill) + 0.1 * (fill + loads) + _BARRIERS
+        return call(sum(steps(line.rows)), stage)
+
+    return of_line
 
 
 def cutting(plan: SweepProducts, units: int, target: Sequence[int]) -> float:
@@ -141,19 +153,17 @@ def least_cycles(
     plan: SweepProducts, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]
 ) -> float:
     """Cycles that no pipeline undercuts: those of the products."""
-    steps, _ = _steps(plan, min(line.rows for line in lines), source, target)
+    steps, _ = _steps(plan, source, target)(min(line.rows for line in lines))
     turns = _PING_PONG if plan.parts == 1 else 1.0
-    return turns * _call(plan, steps, _products(plan) + _BARRIERS)
+    return turns * _call(plan)(steps, _products(plan) + _BARRIERS)
 
 
 def call_cycles(
     plan: SweepProducts, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]
 ) -> float:
     """Estimated cycles of one call with the best of these lines."""
-    # The costs of gradients and of split products are fitted without that factor.
-    cut = plan.parts == 1 and plan.problem.forward
-    return min(
-        line_cycles(plan, line, source, target)
-        * (cutting(plan, line.units, target) if cut else 1.0)
-        for line in lines
-    )
+    cycles = line_cycles(plan, source, target)
+    if plan.parts > 1 or not plan.problem.forward:
+        # The costs of gradients and of split products are fitted without what cuts cost.
+        return min(map(cycles, lines))
+    return min(cycles(line) * cutting(plan, line.units, target) for line in lines)

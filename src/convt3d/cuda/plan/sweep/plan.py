@@ -97,10 +97,8 @@ class WgmmaSweepPlan(SweepProducts):
 
     def piece(self, batch: int, source: Sequence[int], target: Sequence[int]) -> int:
         """Units of axis 2 that a line of rows holds: all of them, or of a piece of it."""
+        cycles = cost.line_cycles(self, source, target)
         return min(
             self.lines(batch, source, target),
-            key=lambda line: (
-                cost.line_cycles(self, line, source, target)
-                * cost.cutting(self, line.units, target)
-            ),
+            key=lambda line: cycles(line) * cost.cutting(self, line.units, target),
         ).units
