@@ -7,6 +7,7 @@ cycles of the whole call, so those of families that :func:`order` leaves to them
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,8 @@ _CONVOLUTIONS: tuple[Ranked, ...] = (
 )
 _LONG: tuple[Ranked, ...] = (sweep.ranked, ndhwc.ranked, ampere_gather.ranked)
 _BY_WEIGHT: tuple[Ranked, ...] = (wgrad.ranked, wgrad_ndhwc.ranked, ampere_wgrad.ranked)
+_LATE = (sweep.ranked, phases.ranked, ampere_gather.ranked, ampere_wgrad.ranked)
+"""Families that take long to ask, and less where others already cost less than they could."""
 _FEW_COLUMNS, _FEW_CHANNELS = 3, 32
 _HALF_A_TILE = 8  # columns, of the narrowest tile of ndhwc
 _LONG_KERNEL = {"forward": 7, "grad_input": 5}
@@ -204,11 +207,13 @@ def ranked_plans(
         found += [plan for _, plan in costs]
         if first_only and found:
             return found
-    every: list[tuple[float, Plan]] = []
-    for ranked in families.compared:
-        below = min((cost for cost, _ in every), default=math.inf) if first_only else None
-        every += ranked(problem, batch, input_size, gpu, below)
-    found += [plan for _, plan in by_cost(every) if plan not in found]
+    every: dict[Ranked, Sequence[tuple[float, Plan]]] = dict.fromkeys(families.compared, ())
+    below = math.inf if first_only else None
+    for ranked in sorted(families.compared, key=_LATE.__contains__):
+        every[ranked] = costs = ranked(problem, batch, input_size, gpu, below)
+        if below is not None:
+            below = min([below, *(cost for cost, _ in costs)])
+    found += [plan for _, plan in by_cost(itertools.chain(*every.values())) if plan not in found]
     if not found:
         found += [plan for _, plan in direct.ranked(problem, batch, input_size, gpu, None)]
     return found
