@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import torch
@@ -64,6 +64,13 @@ class Problem:
     source_channels_last: bool = False
     target_channels_last: bool = False
     bias: bool = False
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __hash__(self) -> int:
+        return self._hash  # planning asks for it with every plan that it remembers
 
     @property
     def forward(self) -> bool:
@@ -132,7 +139,7 @@ class Problem:
             return source
         return target if one_group and self.source_channels == 1 else None
 
-    @property
+    @functools.cached_property
     def source_channels(self) -> int:
         """Channels per group of the source tensor."""
         g = self.geometry
@@ -140,7 +147,7 @@ class Problem:
             g.out_channels_per_group if self.operation == "grad_input" else g.in_channels_per_group
         )
 
-    @property
+    @functools.cached_property
     def target_channels(self) -> int:
         """Channels per group of the target tensor."""
         g = self.geometry

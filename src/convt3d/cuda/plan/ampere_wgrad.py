@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -80,15 +80,14 @@ class WgradPlan:
         """Positions of one matrix step."""
         return 16 if self.half else 8
 
-    @property
+    @functools.cached_property
     def channel_tiles(self) -> tuple[int, int]:
-        channels = self.problem.target_channels
-        columns = (
-            channels if _taps_in_columns(self.problem) else 8 * self.warps[1] * self.fragments[1]
-        )
+        columns = 8 * self.warps[1] * self.fragments[1]
+        if _taps_in_columns(self.problem):
+            columns = self.problem.target_channels
         return (16 * self.warps[0] * self.fragments[0], columns)
 
-    @property
+    @functools.cached_property
     def taps_apart(self) -> int:
         """Taps with products of their own: all, unless they are columns of one."""
         return 1 if _taps_in_columns(self.problem) else math.prod(self.taps)
@@ -96,10 +95,9 @@ class WgradPlan:
     @functools.cached_property
     def variants(self) -> int:
         p, (m, n) = self.problem, self.channel_tiles
-        kernel = p.geometry.kernel_size
-        a, b, c = (div_up(k, t) for k, t in zip(kernel, self.taps, strict=True))
+        (k0, k1, k2), (t0, t1, t2) = p.geometry.kernel_size, self.taps
         tiles = div_up(p.source_channels, m) * div_up(p.target_channels, n)
-        return a * b * c * tiles * p.geometry.groups
+        return div_up(k0, t0) * div_up(k1, t1) * div_up(k2, t2) * tiles * p.geometry.groups
 
     @functools.cached_property
     def registers(self) -> int:
@@ -289,17 +287,20 @@ class WgradPlan:
         taps = self.taps_apart
         fm, fn = self.fragments
         warps = self.warps[0] * self.warps[1]
-        loads = 4 if self.half and _taps_in_columns(self.problem) else 2
+        loads = 4 if taps == 1 and self.half and _taps_in_columns(self.problem) else 2
         matrix = warps * taps * fm * fn * STEP_CYCLES * (3.5 if ieee else 1.0)
         shared = warps * (4 * fm + loads * taps * fn)
         return max(matrix, shared) + 0.3 * min(matrix, shared)
 
-    def _fill_cycles(self, gradient: bool) -> tuple[float, float]:
+    def _wide(self, gradient: bool) -> int:
+        """Words that a copy of the fill moves; they depend on problem and taps only."""
+        if self.paired(gradient):
+            return _PAIRED_VECTOR // 2
+        return self.vector(gradient) if not self.half or self._channels_last(gradient) else 1
+
+    def _fill_cycles(self, gradient: bool, wide: int) -> tuple[float, float]:
         """Cycles that a position of a box takes to fill, and those that a row adds."""
         words = div_up(self.channel_tiles[gradient], 2 if self.half else 1)
-        wide = self.vector(gradient) if not self.half or self._channels_last(gradient) else 1
-        if self.paired(gradient):
-            wide = _PAIRED_VECTOR // 2
         each = words / 32 / wide * _COPY_CYCLES + words * 4 / 32 * _SECTOR_CYCLES
         return each, words * _SECTOR_CYCLES
 
@@ -313,19 +314,26 @@ class WgradPlan:
         """Cycles of a CTA besides its tiles."""
         return self.registers * 8.0 + 3000
 
-    def bound(self, batch: int, input_size: Sequence[int]) -> float:
-        """Cycles that no tile shape undercuts: matrix steps and fills of whole tiles."""
+    def bound(self, batch: int, input_size: Sequence[int]) -> Callable[[WgradPlan], float]:
+        """Cycles that no tile shape undercuts, of plans with these taps: steps and fills."""
         g = self.problem.geometry
         steps = batch * input_size[0] * input_size[1] * div_up(input_size[2], self.depth)
         density = 1.0  # positions of the gradient's box, relative to those of x
         for axis in range(3):
             reach = (self.taps[axis] - 1) * g.dilation[axis]
             density *= min(self._unit(axis, True), reach + 1)
-        fills = self._fill_cycles(False)[0] + density * self._fill_cycles(True)[0]
-        tiles = steps * (self._step_cycles + self.depth * fills) * max(1.0, self.resident * 1.1)
-        waves = div_up(self.variants, self.gpu.multiprocessors * self.resident)
-        alone = _ALONE.get(self.resident, 1.0)
-        return waves * alone * (tiles / self._most_splits * self._measured + self._fixed_cycles)
+        wide_x, wide_gradient = self._wide(False), self._wide(True)
+        depth, measured = self.depth, self._measured
+
+        def of_plan(plan: WgradPlan) -> float:
+            fills = plan._fill_cycles(False, wide_x)[0]
+            fills += density * plan._fill_cycles(True, wide_gradient)[0]
+            tiles = steps * (plan._step_cycles + depth * fills) * max(1.0, plan.resident * 1.1)
+            waves = div_up(plan.variants, plan.gpu.multiprocessors * plan.resident)
+            alone = _ALONE.get(plan.resident, 1.0)
+            return waves * alone * (tiles / plan._most_splits * measured + plan._fixed_cycles)
+
+        return of_plan
 
     def _costs(
         self,
@@ -338,7 +346,7 @@ class WgradPlan:
         steps = shapes.prod(axis=1) // self.depth
         tile = steps * self._step_cycles
         for gradient in (False, True):
-            each, row = self._fill_cycles(gradient)
+            each, row = self._fill_cycles(gradient, self._wide(gradient))
             tile = tile + boxes.rows[gradient] * (boxes.widths[gradient] * each + row)
         tile = np.maximum(tile * self.resident * 1.1, tile + _TILE_CYCLES)
         tiles = batch * np.prod(-(-np.array(input_size) // shapes), axis=1)
@@ -471,13 +479,14 @@ def ranked(
     size, _ = problem.extents(input_size)
     every = [*_bases(problem, gpu)] or [*_bases(problem, gpu, few_sums=True)]
     plans = _with_pairs(every, size[2])
-    bases = [(plan.bound(batch, size), plan) for plan in plans]
-    if not bases:
+    if not plans:
         return []
-    shapes = _shapes(bases[0][1].depth, size)
-    # Boxes depend on the taps only.
-    one_of_taps = {plan.taps: plan for _, plan in bases}
+    shapes = _shapes(plans[0].depth, size)
+    # Boxes and what copies move depend on the taps only.
+    one_of_taps = {plan.taps: plan for plan in plans}
     of_taps = {taps: (plan.boxes(shapes), _box_sizes(plan)) for taps, plan in one_of_taps.items()}
+    bounds = {taps: plan.bound(batch, size) for taps, plan in one_of_taps.items()}
+    bases = [(bounds[plan.taps](plan), plan) for plan in plans]
 
     def price(base: WgradPlan) -> Iterator[tuple[float, WgradPlan]]:
         boxes, sizes = of_taps[base.taps]

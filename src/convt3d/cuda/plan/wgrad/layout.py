@@ -321,9 +321,8 @@ def _shapes(line: int, fragments: int, size: Triple, whole: bool, paired: bool) 
 
 def _smallest(shapes: list[Triple]) -> list[Triple]:
     """Small tiles of every width."""
-    narrow = [shape for shape in shapes if shape[0] == 1]
-    return [
-        shape
-        for shape in narrow or shapes
-        if shape[1] == min(s[1] for s in shapes if s[2] == shape[2])
-    ]
+    narrow = [shape for shape in shapes if shape[0] == 1] or shapes
+    rows: dict[int, int] = {}
+    for _, t1, t2 in shapes:
+        rows[t2] = min(t1, rows.get(t2, t1))
+    return [shape for shape in narrow if shape[1] == rows[shape[2]]]
