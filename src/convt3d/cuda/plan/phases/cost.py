@@ -7,9 +7,11 @@ H200, then to their order; those of IEEE-grade products to 300 plans of four lay
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -168,15 +170,30 @@ def stages_of_chunk(plan: PhasesLayout, shape: PhasesShape, target: Sequence[int
     if rounds > _FEW_ROUNDS:
         return plan.walked * met * plan.n_tile_phases / plan.phases / variants
     # A CTA has work tiles without padded taps alone, and mostly of long phases.
-    taps = [axis.phase_taps if not axis.block else (1,) for axis in plan.axes[:2]]
-    every = np.array([math.prod(one) for one in itertools.product(*taps)])
-    if plan.tile.store_warps:
+    taps = tuple(axis.phase_taps if not axis.block else (1,) for axis in plan.axes[:2])
+    phases = _Phases(taps, bool(plan.tile.store_warps), variants, plan.rotation(shape))
+    return _most_taps(phases, items, grid) / rounds * (1 + met) / 2
+
+
+class _Phases(NamedTuple):
+    """In which order CTAs take phases: see _most_taps."""
+
+    taps: tuple[tuple[int, ...], ...]  # of each phase of D and of H
+    filled: bool  # those without taps are no work tiles
+    variants: int  # work tiles of a tile of units
+    rotation: int
+
+
+@functools.lru_cache(maxsize=1024)
+def _most_taps(phases: _Phases, items: int, grid: int) -> float:
+    """Taps of D and H of the CTA that has most of them in its few work tiles."""
+    every = np.array([math.prod(one) for one in itertools.product(*phases.taps)])
+    if phases.filled:
         every = every[every > 0]
     number = np.arange(items)
-    rotated = number // variants * variants // grid * plan.rotation(shape)
-    length = every[(number + rotated) % variants % len(every)]
-    most = np.bincount(number % grid, length).max()
-    return float(most / rounds * (1 + met) / 2)
+    rotated = number // phases.variants * phases.variants // grid * phases.rotation
+    length = every[(number + rotated) % phases.variants % len(every)]
+    return float(np.bincount(number % grid, length).max())
 
 
 # --- What leaves ---------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class Layout:
     call: Call
     fill: Fill
 
-    @property
+    @functools.cached_property
     def kernel(self) -> Kernel:
         return self.call.kernel
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from convt3d.cuda.plan.wgrad.call import Fill
@@ -46,11 +47,11 @@ class Consuming:
         return 0.15 * min(self.matrix, self.shared)
 
 
-def step_cycles(layout: Layout, tile: Tile, blocks: float) -> float:
+def step_cycles(layout: Layout, tile: Tile) -> Callable[[float], float]:
     """Cycles of a step that multiplies so many blocks of rows."""
     k, fill = layout.kernel, layout.fill
-    consuming = _phases(layout, tile) if k.phases else _products(layout, tile, blocks)
-    copies, moving = _copies(layout, tile), _moving(layout, tile)
+    planes = _planes(layout, tile)
+    copies, moving = _copies(layout, tile, planes), _moving(layout, tile, planes)
     late = k.stages == 2 and fill is not Fill.JOINED
     # With two stages the producers wait for the copies that they just issued.
     producing = max(copies / 4, moving) + (_LATENCY if late else 0)
@@ -61,14 +62,19 @@ def step_cycles(layout: Layout, tile: Tile, blocks: float) -> float:
         begun *= 0.57 if k.fragments > 2 else 0.55
     else:
         begun *= 0.5 if k.fragments > 2 else 0.7 if k.half else 1
-    if fill is Fill.JOINED:
-        # Steps begin anew, while the producer asks for the next.
-        alone = consuming.longest + consuming.extra + begun
-        waiting = (alone + producing + _LATENCY) / 2 if k.stages == 2 else 0
-        drain = _PHASES_DRAIN if k.phases else _DRAIN - 30 * k.fragments
-        return max(alone, producing, waiting) + drain
-    step = max(consuming.longest, producing) + (consuming.extra + begun)
-    return step + 0.25 * copies / 4  # what producers issue, consumers cannot
+
+    def of_blocks(blocks: float) -> float:
+        consuming = _phases(layout, tile) if k.phases else _products(layout, tile, blocks)
+        if fill is Fill.JOINED:
+            # Steps begin anew, while the producer asks for the next.
+            alone = consuming.longest + consuming.extra + begun
+            waiting = (alone + producing + _LATENCY) / 2 if k.stages == 2 else 0
+            drain = _PHASES_DRAIN if k.phases else _DRAIN - 30 * k.fragments
+            return max(alone, producing, waiting) + drain
+        step = max(consuming.longest, producing) + (consuming.extra + begun)
+        return step + 0.25 * copies / 4  # what producers issue, consumers cannot
+
+    return of_blocks
 
 
 def _products(layout: Layout, tile: Tile, blocks: float) -> Consuming:
@@ -123,10 +129,10 @@ def _planes(layout: Layout, tile: Tile) -> float:
     return fresh + (span - fresh) / div_up(layout.call.size[0], tile.positions[0])
 
 
-def _gradient(layout: Layout, tile: Tile) -> float:
+def _gradient(layout: Layout, tile: Tile, planes: float) -> float:
     """Elements of the gradient that a step brings."""
     k, fill, plane = layout.kernel, layout.fill, tile.plane
-    planes, rows = _planes(layout, tile), k.rows_of(tile.positions[1])
+    rows = k.rows_of(tile.positions[1])
     if fill is Fill.FLAT:
         return planes * plane.channel_pitch * k.channel_tile_m
     if fill.swizzled:
@@ -138,11 +144,11 @@ def _gradient(layout: Layout, tile: Tile) -> float:
     return planes * rows * plane.row_pitch * k.channel_tile_m
 
 
-def _copies(layout: Layout, tile: Tile) -> float:
+def _copies(layout: Layout, tile: Tile, planes: float) -> float:
     """Cycles of producers that copy: lanes take pieces of a slab's rows, then walk the channels."""
     k, fill, call = layout.kernel, layout.fill, layout.call
     bytes_ = k.problem.element_bytes
-    planes, rows = _planes(layout, tile), k.rows_of(tile.positions[1])
+    rows = k.rows_of(tile.positions[1])
     copies = 0.0
     if not call.source_map:
         wide = 16 if call.size[2] % k.line == 0 else 4
@@ -169,12 +175,11 @@ def _warps(lanes: float) -> int:
     return math.ceil(lanes / 32)
 
 
-def _moving(layout: Layout, tile: Tile) -> float:
+def _moving(layout: Layout, tile: Tile, planes: float) -> float:
     """Cycles that L2, or TMA, takes to bring a step."""
     k, fill, call = layout.kernel, layout.fill, layout.call
     bytes_, (t0, t1, t2) = k.problem.element_bytes, tile.positions
-    x, gradient = _source(layout, tile), _gradient(layout, tile)
-    planes, rows = _planes(layout, tile), k.rows_of(t1)
+    x, gradient, rows = _source(layout, tile), _gradient(layout, tile, planes), k.rows_of(t1)
     # Runs of contiguous positions begin and end within sectors.
     rows_x = t1 + k.taps_across - 1
     whole = t2 >= call.size[2]

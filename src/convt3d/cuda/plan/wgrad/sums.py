@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
 
 from convt3d.cuda.plan.split_k import LONGEST_SUM, WORKSPACE_BYTES
 from convt3d.cuda.plan.wgrad.kernel import Kernel
@@ -110,17 +110,32 @@ class Work:
             most = _UNEVEN * self.columns / wanted
             return 1, (even and _interleaved(self.columns, wanted, most)) or wanted
         share = self.last_step / self.full_step
-        last = np.arange(1, max(2, wanted - k.row_tiles + 2))
-        full = np.minimum(np.maximum(1, (wanted - last) // (k.row_tiles - 1)), self.steps)
-        last = np.minimum(last, self.steps)
-        time = np.maximum(-(-self.steps // full), -(-self.steps // last) * share)
-        chosen = int(np.argmin(time))
+
+        def full(last: int) -> int:
+            return min(max(1, (wanted - last) // (k.row_tiles - 1)), self.steps)
+
+        def of_full(last: int) -> int:
+            return div_up(self.steps, full(last))
+
+        def of_last(last: int) -> float:
+            return div_up(self.steps, min(last, self.steps)) * share
+
+        # The more CTAs the last row tile has, the less each of them does, and those of others more:
+        # the longest does least where these meet, or with the fewest that do as little before.
+        every = range(1, max(2, wanted - k.row_tiles + 2))
+        met = bisect.bisect_left(every, 0, key=lambda n: of_full(n) - of_last(n))
+        before = of_last(every[met - 1]) if met else math.inf
+        if met == len(every) or before <= of_full(every[met]):
+            chosen = every[bisect.bisect_left(every, -before, key=lambda n: -of_last(n))]
+        else:
+            chosen = every[met]
         if even:
-            most = _UNEVEN * float(time[chosen]) / self.down / max(1.0, share)
+            time = max(of_full(chosen), of_last(chosen))
+            most = _UNEVEN * time / self.down / max(1.0, share)
             splits = _interleaved(self.columns, wanted // k.row_tiles, most)
             if splits:
                 return splits, splits
-        return int(full[chosen]), int(last[chosen])
+        return full(chosen), min(chosen, self.steps)
 
     @property
     def _most_splits(self) -> int:
@@ -138,16 +153,20 @@ class Work:
     # ------------------------------------------------------------ cycles
 
     @functools.cached_property
+    def _step(self) -> Callable[[float], float]:
+        return step_cycles(self.layout, self.tile)
+
+    @functools.cached_property
     def full_step(self) -> float:
         """Cycles of a step of a full row tile."""
-        return step_cycles(self.layout, self.tile, self.kernel.cta_blocks)
+        return self._step(self.kernel.cta_blocks)
 
     @functools.cached_property
     def last_step(self) -> float:
         """Cycles of a step of the last row tile; of an odd number one consumer has more blocks."""
         k = self.kernel
         even = round_up(k.last_blocks, k.consumers)
-        return step_cycles(self.layout, self.tile, (max(k.last_blocks, k.consumers) + even) / 2)
+        return self._step((max(k.last_blocks, k.consumers) + even) / 2)
 
     @functools.cached_property
     def cycles(self) -> float:
