@@ -198,17 +198,18 @@ def ranked_plans(
     """
     families = order(problem)
     found: list[Plan] = []
+    below = math.inf if first_only else None
     for ranked in families.first:
-        costs = ranked(problem, batch, input_size, gpu, None)
+        costs = ranked(problem, batch, input_size, gpu, below)
         if costs and not found:
-            copied = (one(problem, batch, input_size, gpu, None) for one in families.copied)
+            least = costs[0][0] if first_only else None
+            copied = (one(problem, batch, input_size, gpu, least) for one in families.copied)
             cheaper = [item for each in copied for item in each if item[0] < costs[0][0]]
             found += [plan for _, plan in by_cost(cheaper)]
         found += [plan for _, plan in costs]
         if first_only and found:
             return found
     every: dict[Ranked, Sequence[tuple[float, Plan]]] = dict.fromkeys(families.compared, ())
-    below = math.inf if first_only else None
     for ranked in sorted(families.compared, key=_LATE.__contains__):
         every[ranked] = costs = ranked(problem, batch, input_size, gpu, below)
         if below is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -35,6 +36,7 @@ def cheapest(
     bases: Iterable[tuple[float, Base]],
     price: Callable[[Base], Iterable[tuple[float, Priced]]],
     below: float | None = None,
+    most: int = 1,
 ) -> list[tuple[float, Priced]]:
     """Plans with their costs, cheapest first; of equal ones in the order of the bases.
 
@@ -43,17 +45,19 @@ def cheapest(
         price: the plans of a base with their costs; those of infinite cost are dropped.
         below: the least cost known so far. Bases whose bound exceeds it, or the least cost found
             here, are not priced. None: price all of them.
+        most: how many of the cheapest must be found; where they are several, ``below`` spares none.
     """
     found: list[tuple[float, int, Priced]] = []
+    least = [] if below is None or most > 1 else [below]  # of the costs known, in order
     for bound, index, base in sorted(
         ((bound, index, base) for index, (bound, base) in enumerate(bases)), key=_first_two
     ):
-        if below is not None and bound > below:
+        if below is not None and len(least) >= most and bound > least[most - 1]:
             break
         for cost, plan in price(base):
             if cost < float("inf"):
                 found.append((cost, index, plan))
-                below = None if below is None else min(below, cost)
+                bisect.insort(least, cost)
     return [(cost, plan) for cost, _, plan in sorted(found, key=_first_two)]
 
 

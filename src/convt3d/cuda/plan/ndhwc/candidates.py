@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from convt3d.cuda.plan.axes import phased_axes
 from convt3d.cuda.plan.launches import MOST_COPIED, copy_refusal
-from convt3d.cuda.plan.ndhwc.cost import clusters_at_once
+from convt3d.cuda.plan.ndhwc.cost import clusters_at_once, least_cycles
 from convt3d.cuda.plan.ndhwc.layout import NdhwcTile
 from convt3d.cuda.plan.ndhwc.plan import WgmmaNdhwcPlan
-from convt3d.cuda.plan.search import by_cost, with_tile
+from convt3d.cuda.plan.search import by_cost, cheapest, with_tile
 from convt3d.cuda.plan.unit_tiles import deepest
 from convt3d.cuda.plan.warpgroups import ONLY_HOPPER, ROUNDED, column_tiles
 from convt3d.cuda.schedule import Gpu, Problem, div_up
@@ -26,6 +26,9 @@ _MOST_DIRECT = 6  # of the cheapest that are compared on weights as they are, to
 # Batches and extents of units whose tiles may have few positions of many samples.
 _MANY_SAMPLES = 16
 _FEW_POSITIONS = 9
+
+Base = tuple[WgmmaNdhwcPlan, bool]
+"""A kernel but for its pipeline, and whether all of its weights stay in shared memory."""
 
 
 def refusal(problem: Problem, gpu: Gpu) -> str | None:
@@ -70,23 +73,25 @@ def candidates(
     problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
 ) -> Iterator[WgmmaNdhwcPlan]:
     """Every sensible kernel, in no order, with the deepest pipeline for these extents."""
-    for plan in _packed(problem, batch, target, gpu):
-        yield plan
-        yield from _direct(plan, batch, target)
+    for base in _packed(problem, batch, target, gpu):
+        for plan in _deepest(*base, batch, target):
+            yield plan
+            yield from _direct(plan, batch, target)
+
+
+def _may_be_direct(problem: Problem) -> bool:
+    return problem.forward and problem.element_bytes == 2 and problem.geometry.groups == 1
 
 
 def _direct(plan: WgmmaNdhwcPlan, batch: int, target: Sequence[int]) -> Iterator[WgmmaNdhwcPlan]:
     """The same on weights as they are, if they can be."""
-    p = plan.problem
-    if p.forward and p.element_bytes == 2 and p.geometry.groups == 1:
+    if _may_be_direct(plan.problem):
         direct = with_tile(plan, direct=True)
         yield from _deepest(direct, plan.tile.resident_weights, batch, target)
 
 
-def _packed(
-    problem: Problem, batch: int, target: Sequence[int], gpu: Gpu
-) -> Iterator[WgmmaNdhwcPlan]:
-    """Those whose weights are packed."""
+def _packed(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> Iterator[Base]:
+    """Those whose weights are packed, but for their pipelines."""
     if _by_warps(problem):
         for groups_per_tile, consumers, blocks in itertools.product((1, 2, 4, 8), (2, 3), (1, 2)):
             if (
@@ -98,7 +103,7 @@ def _packed(
             tile = NdhwcTile(0, blocks, columns_, consumers, 2, 1, 0, True, groups_per_tile)
             plan = WgmmaNdhwcPlan(problem, tile, gpu)
             if plan.suits and plan.n_tile_phases <= gpu.multiprocessors and columns_ <= 256:
-                yield from _deepest(plan, True, batch, target)
+                yield plan, True
         return
     columns = column_tiles(problem.target_channels, (1, 2, 4), 32, multiple=16)
     for phased, split, column_tile, consumers in itertools.product(
@@ -118,16 +123,16 @@ def _packed(
             units = fitting[-1].units(target) if fitting else ()
             for plan in fitting[:2] if max(units, default=99) <= _FEW_POSITIONS else ():
                 inside = with_tile(plan, samples_inside=True)
-                yield from _deepest(inside, False, batch, target)
+                yield inside, False
         for plan in fitting[-2:]:
-            yield from _deepest(plan, False, batch, target)
+            yield plan, False
             yield from _clusters(plan, batch, target)
             if plan.empty_phases:
                 filling = with_tile(plan, fills=True)
-                yield from _deepest(filling, False, batch, target)
+                yield filling, False
             if plan.n_tile_phases > gpu.multiprocessors:
                 continue
-            yield from _deepest(plan, True, batch, target)
+            yield plan, True
 
 
 def _phased(problem: Problem) -> Sequence[int]:
@@ -138,7 +143,7 @@ def _phased(problem: Problem) -> Sequence[int]:
     return range(4) if max(problem.geometry.stride) > 1 else (1, 3)
 
 
-def _clusters(plan: WgmmaNdhwcPlan, batch: int, target: Sequence[int]) -> Iterator[WgmmaNdhwcPlan]:
+def _clusters(plan: WgmmaNdhwcPlan, batch: int, target: Sequence[int]) -> Iterator[Base]:
     """Split-K, where work tiles leave multiprocessors without any."""
     if plan.tile.phased < 3:
         return
@@ -148,15 +153,29 @@ def _clusters(plan: WgmmaNdhwcPlan, batch: int, target: Sequence[int]) -> Iterat
     # Those that leave the busiest CTA less than the next smaller one does.
     fewest = {div_up(plan.shares, div_up(plan.shares, n)) for n in sizes}
     for cluster in sorted(fewest)[-_CLUSTERS:]:
-        yield from _deepest(with_tile(plan, cluster=cluster), False, batch, target)
+        yield with_tile(plan, cluster=cluster), False
 
 
 def _deepest(
     plan: WgmmaNdhwcPlan, resident: bool, batch: int, target: Sequence[int]
 ) -> Iterator[WgmmaNdhwcPlan]:
     """The deepest pipeline of weights that pass, or of those that stay."""
-    kept = plan.chunks * plan.most_stages if resident else 0
-    yield from deepest(plan, _PIPELINES, batch, target, kept)
+    yield from deepest(plan, _PIPELINES, batch, target, _kept(plan, resident))
+
+
+def _kept(plan: WgmmaNdhwcPlan, resident: bool) -> int:
+    """Stages of weights that stay."""
+    return plan.chunks * plan.most_stages if resident else 0
+
+
+def _bound(base: Base, batch: int, target: Sequence[int]) -> float:
+    """Cycles that no pipeline of a base undercuts."""
+    plan, resident = base
+    if plan.tile.samples_inside:
+        return 0.0  # their tiles are priced in another way
+    weights, boxes = _PIPELINES[0]
+    pipeline = {"weight_stages": _kept(*base) or weights, "source_stages": boxes}
+    return least_cycles(with_tile(plan, resident_weights=resident, **pipeline), batch, target)
 
 
 def ranked(
@@ -166,11 +185,21 @@ def ranked(
     gpu: Gpu,
     below: float | None = None,
 ) -> list[tuple[float, WgmmaNdhwcPlan]]:
-    """The best candidates for these input extents with their costs, cheapest first."""
+    """The best candidates for these input extents with their costs, cheapest first.
+
+    ``below``: see :func:`~convt3d.cuda.plan.search.cheapest`.
+    """
     if refusal(problem, gpu) is not None:
         return []
     _, target = problem.extents(input_size)
-    packed = by_cost((p.cost(batch, target), p) for p in _packed(problem, batch, target, gpu))
+    bases = [*_packed(problem, batch, target, gpu)]
+    bounds = [0.0 if below is None else _bound(base, batch, target) for base in bases]
+
+    def price(base: Base) -> Iterator[tuple[float, WgmmaNdhwcPlan]]:
+        return ((plan.cost(batch, target), plan) for plan in _deepest(*base, batch, target))
+
+    most = _MOST_DIRECT if _may_be_direct(problem) else 1
+    packed = cheapest(zip(bounds, bases, strict=True), price, below, most)
     direct = [p for _, plan in packed[:_MOST_DIRECT] for p in _direct(plan, batch, target)]
     most = _MAX_PLANS if problem.source_channels_last else MOST_COPIED
     return by_cost([*packed, *((p.cost(batch, target), p) for p in direct)])[:most]

@@ -111,6 +111,16 @@ def call_cycles(
     return of_shape
 
 
+def least_cycles(plan: NdhwcLayout, batch: int, target: Sequence[int]) -> float:
+    """Cycles that no tile, and no pipeline that is less deep, undercuts."""
+    rows = plan.tile.rows
+    tiles = div_up(batch * math.prod(plan.units(target)), rows)
+    # As few tiles as can be, whose boxes bring nothing, with all outputs in one line.
+    return call_cycles(plan, batch, target)(
+        UnitShape((1, 1, 1, rows), (tiles, 1, 1, 1), (0, 0, 0, 0))
+    )
+
+
 def _stored_whole(plan: NdhwcLayout, target: Sequence[int]) -> bool:
     """Whether outputs of a contiguous target leave as 16 bytes: lines are aligned and whole."""
     stride = plan.problem.geometry.stride[2] if plan.problem.forward else 1
