@@ -71,22 +71,32 @@ class Layout:
 
     def tile(self, positions: Triple) -> Tile | None:
         """A tile of these positions; None where it does not fit."""
-        k, plane = self.kernel, self._plane(positions)
+        plane = self._plane(positions)
         if plane is None:
             return None
-        span, fresh = k.planes_of(positions[0])
+        planes, shared = self._sizes(positions, plane, self.kernel.stages)
+        fits = shared <= self.kernel.gpu.shared_per_block
+        return Tile(positions, planes, plane, shared) if fits else None
+
+    def holds(self, tile: Tile, stages: int) -> bool:
+        """Whether a tile fits with another number of stages."""
+        _, shared = self._sizes(tile.positions, tile.plane, stages)
+        return shared <= self.kernel.gpu.shared_per_block
+
+    def _sizes(self, positions: Triple, plane: Plane, stages: int) -> tuple[int, int]:
+        """Planes of the gradient's ring, and shared memory."""
+        span, fresh = self.kernel.planes_of(positions[0])
         # Planes of a new column follow those of the one before; of joined rows producers wait.
-        columns = 1 + div_up(k.stages - 1, div_up(self.call.size[0], positions[0]))
+        columns = 1 + div_up(stages - 1, div_up(self.call.size[0], positions[0]))
         if self.fill is Fill.JOINED:
             columns = 1
-        planes = k.stages * fresh + columns * (span - fresh)
+        planes = stages * fresh + columns * (span - fresh)
         if self.fill.volumes:
-            planes = k.stages * span
-        shared = k.stages * self._source_bytes(positions) + planes * plane.bytes
-        shared += 8 * (3 * k.stages + 1)  # barriers
+            planes = stages * span
+        shared = stages * self._source_bytes(positions) + planes * plane.bytes
+        shared += 8 * (3 * stages + 1)  # barriers
         shared += (0 if self.call.source_map else 128) + (1024 if self.fill.swizzled else 0)
-        fits = shared <= k.gpu.shared_per_block
-        return Tile(positions, planes, plane, shared) if fits else None
+        return planes, shared
 
     def _source_bytes(self, positions: Triple) -> int:
         """Of a step's x."""

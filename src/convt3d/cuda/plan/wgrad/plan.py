@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from convt3d.cuda.plan.wgrad import launches
 from convt3d.cuda.plan.wgrad.call import Call, Fill
@@ -46,17 +46,35 @@ class WgmmaWgradPlan(Kernel):
         if layout is not None:
             yield from (Work(layout, batch, tile) for tile in layout.tiles(few=rough))
 
+    def _best(self, batch: int, input_size: Sequence[int], *, rough: bool = False) -> Work | None:
+        works = self._works(batch, input_size, rough=rough)
+        return min(works, key=lambda work: work.cycles, default=None)
+
+    def _cost(self, best: Work | None) -> float:
+        if best is None:
+            return math.inf
+        # Two stages were faster for every layer that was timed.
+        joined = best.layout.fill is Fill.JOINED
+        return (_MORE_STAGES_COST if joined and self.stages > 2 else 1) * best.cycles
+
     def cost(self, batch: int, input_size: Sequence[int], *, rough: bool = False) -> float:
         """Estimated cycles of one call with its best tile; inf where no tile fits."""
-        # Two stages were faster for every layer that was timed.
-        joined = self.fill(input_size) is Fill.JOINED
-        factor = _MORE_STAGES_COST if joined and self.stages > 2 else 1
-        works = self._works(batch, input_size, rough=rough)
-        return min((factor * work.cycles for work in works), default=math.inf)
+        return self._cost(self._best(batch, input_size, rough=rough))
+
+    def deeper(
+        self, batch: int, input_size: Sequence[int], stages: Sequence[int]
+    ) -> Iterator[tuple[float, WgmmaWgradPlan]]:
+        """The plan with ever more stages, with costs as of :meth:`cost`."""
+        last: Work | None = None
+        for n in stages:
+            plan = replace(self, stages=n)
+            # Beyond two, steps take as long: the best tile that still fits is the best again.
+            if n <= 3 or last is None or not last.layout.holds(last.tile, n):
+                last = plan._best(batch, input_size)
+            yield plan._cost(last), plan
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
-        works = self._works(batch, input_size)
-        work = min(works, key=lambda work: work.cycles, default=None)
+        work = self._best(batch, input_size)
         if work is None or not work.fits_cluster:
             raise not_taken(self, input_size)
         return launches.schedule(work)

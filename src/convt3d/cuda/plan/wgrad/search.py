@@ -229,9 +229,13 @@ def _priced(bases: Costs, batch: int, input_size: Sequence[int]) -> Costs:
     found: Costs = []
     for _, plan in bases:
         wholes = (False, True) if _may_take_samples(plan, input_size) else (False,)
-        for stages, fragments, whole in itertools.product(_STAGES, _fragments(plan), wholes):
-            one = replace(plan, stages=stages, fragments=fragments, whole_samples=whole)
-            found.append((one.cost(batch, input_size), one))
+        of_stages = [
+            replace(plan, fragments=fragments, whole_samples=whole).deeper(
+                batch, input_size, _STAGES
+            )
+            for fragments, whole in itertools.product(_fragments(plan), wholes)
+        ]
+        found += itertools.chain(*zip(*of_stages, strict=True))  # of equal costs, by stages
     possible = [item for item in found if item[0] < math.inf]
     return sorted(possible, key=lambda item: (item[0], _depth(item[1], input_size)))
 

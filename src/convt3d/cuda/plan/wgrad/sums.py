@@ -53,7 +53,7 @@ class Work:
     def columns(self) -> int:
         return self.batch * math.prod(self.across)
 
-    @property
+    @functools.cached_property
     def steps(self) -> int:
         return self.columns * self.down
 
@@ -100,25 +100,25 @@ class Work:
         Where all CTAs can have equally many columns at little loss, those of neighbours read common
         rows together, of which columns of taps have many.
         """
-        k = self.kernel
+        k, steps = self.kernel, self.steps
         if k.cluster > 1:
             return 1, k.cluster
         wanted = self._most_splits
         even = k.column_taps and not k.runs
         if k.row_tiles == 1:
-            wanted = max(1, min(wanted, self.steps))
+            wanted = max(1, min(wanted, steps))
             most = _UNEVEN * self.columns / wanted
             return 1, (even and _interleaved(self.columns, wanted, most)) or wanted
-        share = self.last_step / self.full_step
+        share, full_tiles = self.last_step / self.full_step, k.row_tiles - 1
 
         def full(last: int) -> int:
-            return min(max(1, (wanted - last) // (k.row_tiles - 1)), self.steps)
+            return min(max(1, (wanted - last) // full_tiles), steps)
 
         def of_full(last: int) -> int:
-            return div_up(self.steps, full(last))
+            return div_up(steps, full(last))
 
         def of_last(last: int) -> float:
-            return div_up(self.steps, min(last, self.steps)) * share
+            return div_up(steps, min(last, steps)) * share
 
         # The more CTAs the last row tile has, the less each of them does, and those of others more:
         # the longest does least where these meet, or with the fewest that do as little before.
@@ -135,9 +135,9 @@ class Work:
             splits = _interleaved(self.columns, wanted // k.row_tiles, most)
             if splits:
                 return splits, splits
-        return full(chosen), min(chosen, self.steps)
+        return full(chosen), min(chosen, steps)
 
-    @property
+    @functools.cached_property
     def _most_splits(self) -> int:
         """CTAs of a channel tile that fill the GPU once, within the workspace."""
         k = self.kernel
