@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from convt3d.cuda.plan.axes import axis_of
 from convt3d.cuda.plan.search import cheapest, with_tile
 from convt3d.cuda.plan.sweep import cost
 from convt3d.cuda.plan.sweep.plan import WgmmaSweepPlan
@@ -65,26 +66,37 @@ def _orders(problem: Problem) -> list[bool]:
     ]
 
 
-def _bases(problem: Problem, gpu: Gpu) -> Iterator[WgmmaSweepPlan]:
-    """Every sensible kernel but for its pipeline."""
+def _bases(
+    problem: Problem, gpu: Gpu, bound: Callable[[WgmmaSweepPlan], float], below: float | None
+) -> Iterator[tuple[float, WgmmaSweepPlan]]:
+    """Every sensible kernel but for its pipeline, with its bound, if that is not above ``below``.
+
+    ``bound``: does not hang on the warps that fill.
+    """
     channels = problem.target_channels
     column_tiles = {round_up(div_up(channels, parts), 8) for parts in range(1, 33)}
-    for swapped, column_tile in itertools.product(_orders(problem), sorted(column_tiles)):
+    for swapped, column_tile, planes in itertools.product(
+        _orders(problem), sorted(column_tiles), (1, 2, 3, 4, 6)
+    ):
         if problem.geometry.kernel_size[int(swapped)] * column_tile > _MAX_STACKED:
             continue
-        for planes, blocks, fill_warps in itertools.product((1, 2, 3, 4, 6), (1, 2, 3, 4), (3, 7)):
-            tile = SweepTile(planes, blocks, column_tile, fill_warps=fill_warps)
-            plan = WgmmaSweepPlan(problem, tile, swapped, gpu.multiprocessors)
-            if plan.live > MAX_ACCUMULATORS:
+        for blocks in (1, 2, 3, 4):
+            tiles = (SweepTile(planes, blocks, column_tile, fill_warps=n) for n in (3, 7))
+            plans = [WgmmaSweepPlan(problem, t, swapped, gpu.multiprocessors) for t in tiles]
+            if plans[0].live > MAX_ACCUMULATORS:
+                break  # more blocks have more
+            least = bound(plans[0])
+            if below is not None and least > below:
                 continue
-            if plan.registers[0] < plan.live + SPARE_REGISTERS:
-                continue
-            if not compiles(plan.product_columns, tile.threads):
-                continue
-            sets = plan.slots2 * blocks * plan.sweep.source_step * plan.plane[1].kernel
-            if plan.parts > 1 and sets > _MAX_SETS:
-                continue
-            yield plan
+            for plan in plans:
+                if plan.registers[0] < plan.live + SPARE_REGISTERS:
+                    continue
+                if not compiles(plan.product_columns, plan.tile.threads):
+                    continue
+                sets = plan.slots2 * blocks * plan.sweep.source_step * plan.plane[1].kernel
+                if plan.parts > 1 and sets > _MAX_SETS:
+                    continue
+                yield least, plan
 
 
 def _with_pipelines(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[WgmmaSweepPlan]:
@@ -167,13 +179,17 @@ def ranked(
     if refusal(problem, gpu) is not None:
         return []
     source, target = problem.extents(input_size)
-    bases = [*_bases(problem, gpu)]
-    if not bases:
-        return []
-    whole = bases[0].plane[1].units(target[2])
-    # Lines depend on the axes only.
-    one_of_order = {plan.swapped: plan for plan in bases}
-    lines = {key: plan.lines(batch, source, target) for key, plan in one_of_order.items()}
+    whole = axis_of(problem, 2, 1).units(target[2])
+    lines = {
+        # They depend on the axes only.
+        swapped: WgmmaSweepPlan(problem, SweepTile(1, 1, 8), swapped, gpu.multiprocessors).lines(
+            batch, source, target
+        )
+        for swapped in _orders(problem)
+    }
+
+    def bound(plan: WgmmaSweepPlan) -> float:
+        return cost.least_cycles(plan, lines[plan.swapped], source, target)
 
     def price(base: WgmmaSweepPlan) -> Iterator[tuple[float, WgmmaSweepPlan]]:
         wanted = base.box_positions(whole)
@@ -181,7 +197,4 @@ def ranked(
             for plan in with_buffers(base, wanted, gpu):
                 yield cost.call_cycles(plan, lines[plan.swapped], source, target), plan
 
-    bounded = (
-        (cost.least_cycles(plan, lines[plan.swapped], source, target), plan) for plan in bases
-    )
-    return cheapest(bounded, price, below)
+    return cheapest(_bases(problem, gpu, bound, below), price, below)
