@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan import ampere_wgrad_bounds as bounds
 from convt3d.cuda.plan.launches import with_strides
-from convt3d.cuda.plan.rates import STEP_CYCLES
 from convt3d.cuda.plan.search import cheapest
 from convt3d.cuda.plan.split_k import in_two_passes, most_splits
 from convt3d.cuda.schedule import (
@@ -37,15 +37,10 @@ _PAIRED_VECTOR = 8  # positions of a copy of 16 bytes
 _MAX_ACCUMULATORS = 128
 _MAX_ACCUMULATORS_IEEE = 80
 _MOST_TAPS, _MOST_COLUMNS = 28, 512  # of a CTA
-# Cycles of a copy instruction of a warp, of a 32-byte sector, and of a tile's latencies; what few
-# resident CTAs lose: fitted to measurements.
-_COPY_CYCLES = 6.0
-_SECTOR_CYCLES = 0.5
-_TILE_CYCLES = 460.0
+_TILE_CYCLES = 460.0  # of a tile's latencies
 # What the model misses of the time of all tiles, in the median of measurements; more of float32
 # with both tensors channels_last.
 _MEASURED, _MEASURED_LAST = 1.8, 2.3
-_ALONE = {1: 1.25, 2: 1.08}
 _WARPS = (
     (1, 1, 4), (1, 2, 2), (2, 1, 2), (1, 4, 1), (2, 2, 1), (4, 1, 1),
     (1, 3, 1), (1, 6, 1), (1, 8, 1), (2, 4, 1), (1, 1, 8), (1, 2, 4),
@@ -83,21 +78,22 @@ class WgradPlan:
     @functools.cached_property
     def channel_tiles(self) -> tuple[int, int]:
         columns = 8 * self.warps[1] * self.fragments[1]
-        if _taps_in_columns(self.problem):
+        if self.taps_in_columns:
             columns = self.problem.target_channels
         return (16 * self.warps[0] * self.fragments[0], columns)
 
-    @functools.cached_property
+    @property
+    def taps_in_columns(self) -> bool:
+        return _taps_in_columns(self.problem)
+
+    @property
     def taps_apart(self) -> int:
         """Taps with products of their own: all, unless they are columns of one."""
-        return 1 if _taps_in_columns(self.problem) else math.prod(self.taps)
+        return 1 if self.taps_in_columns else math.prod(self.taps)
 
     @functools.cached_property
     def variants(self) -> int:
-        p, (m, n) = self.problem, self.channel_tiles
-        (k0, k1, k2), (t0, t1, t2) = p.geometry.kernel_size, self.taps
-        tiles = div_up(p.source_channels, m) * div_up(p.target_channels, n)
-        return div_up(k0, t0) * div_up(k1, t1) * div_up(k2, t2) * tiles * p.geometry.groups
+        return int(bounds.variants(self.problem, self.taps, *self.channel_tiles))
 
     @functools.cached_property
     def registers(self) -> int:
@@ -121,7 +117,7 @@ class WgradPlan:
         if not (self.pairs and self.half) or self._channels_last(gradient):
             return False
         unshifted = math.prod(g.kernel_size) == 1 and g.stride[2] == 1 and g.padding[2] == 0
-        return not gradient or (unshifted and not _taps_in_columns(self.problem))
+        return not gradient or (unshifted and not self.taps_in_columns)
 
     def _unit(self, axis: int, gradient: bool) -> int:
         """Box positions from one position of x to the next."""
@@ -147,7 +143,7 @@ class WgradPlan:
         words = div_up(self.channel_tiles[gradient], 2 if self.half else 1)
         if not (self._channels_last(gradient) or self.half):
             return words
-        if gradient and _taps_in_columns(self.problem):
+        if gradient and self.taps_in_columns:
             return words
         if self.half:
             return words if words // 4 % 2 else words + 4
@@ -235,7 +231,7 @@ class WgradPlan:
 
     def describe(self) -> dict[str, str]:
         m, n = self.channel_tiles
-        columns = " (taps in columns)" if _taps_in_columns(self.problem) else ""
+        columns = " (taps in columns)" if self.taps_in_columns else ""
         return {
             "kernel": "gradient by weight, mma.sync, split and reduced in order",
             "tile": "x".join(map(str, self.taps)) + f" taps x {m} x {n} channels{columns}",
@@ -283,57 +279,28 @@ class WgradPlan:
     @functools.cached_property
     def _step_cycles(self) -> float:
         """Cycles of one matrix step of all warps in all taps."""
-        ieee = self.problem.arithmetic is Arithmetic.IEEE
-        taps = self.taps_apart
-        fm, fn = self.fragments
         warps = self.warps[0] * self.warps[1]
-        loads = 4 if taps == 1 and self.half and _taps_in_columns(self.problem) else 2
-        matrix = warps * taps * fm * fn * STEP_CYCLES * (3.5 if ieee else 1.0)
-        shared = warps * (4 * fm + loads * taps * fn)
-        return max(matrix, shared) + 0.3 * min(matrix, shared)
+        taps, columns = self.taps_apart, self.taps_in_columns
+        return float(bounds.step_cycles(self.problem, taps, columns, warps, *self.fragments))
 
-    def _wide(self, gradient: bool) -> int:
+    def wide(self, gradient: bool) -> int:
         """Words that a copy of the fill moves; they depend on problem and taps only."""
         if self.paired(gradient):
             return _PAIRED_VECTOR // 2
         return self.vector(gradient) if not self.half or self._channels_last(gradient) else 1
 
-    def _fill_cycles(self, gradient: bool, wide: int) -> tuple[float, float]:
-        """Cycles that a position of a box takes to fill, and those that a row adds."""
-        words = div_up(self.channel_tiles[gradient], 2 if self.half else 1)
-        each = words / 32 / wide * _COPY_CYCLES + words * 4 / 32 * _SECTOR_CYCLES
-        return each, words * _SECTOR_CYCLES
-
     @property
-    def _measured(self) -> float:
+    def measured(self) -> float:
         """Measured over modelled time of all tiles."""
         return _MEASURED if self.half or not self.problem.channels_last else _MEASURED_LAST
 
-    @functools.cached_property
-    def _fixed_cycles(self) -> float:
-        """Cycles of a CTA besides its tiles."""
-        return self.registers * 8.0 + 3000
-
-    def bound(self, batch: int, input_size: Sequence[int]) -> Callable[[WgradPlan], float]:
-        """Cycles that no tile shape undercuts, of plans with these taps: steps and fills."""
-        g = self.problem.geometry
-        steps = batch * input_size[0] * input_size[1] * div_up(input_size[2], self.depth)
-        density = 1.0  # positions of the gradient's box, relative to those of x
-        for axis in range(3):
-            reach = (self.taps[axis] - 1) * g.dilation[axis]
-            density *= min(self._unit(axis, True), reach + 1)
-        wide_x, wide_gradient = self._wide(False), self._wide(True)
-        depth, measured = self.depth, self._measured
-
-        def of_plan(plan: WgradPlan) -> float:
-            fills = plan._fill_cycles(False, wide_x)[0]
-            fills += density * plan._fill_cycles(True, wide_gradient)[0]
-            tiles = steps * (plan._step_cycles + depth * fills) * max(1.0, plan.resident * 1.1)
-            waves = div_up(plan.variants, plan.gpu.multiprocessors * plan.resident)
-            alone = _ALONE.get(plan.resident, 1.0)
-            return waves * alone * (tiles / plan._most_splits * measured + plan._fixed_cycles)
-
-        return of_plan
+    @property
+    def density(self) -> float:
+        """Positions of the gradient's box, relative to those of x."""
+        reaches = (
+            (t - 1) * d for t, d in zip(self.taps, self.problem.geometry.dilation, strict=True)
+        )
+        return math.prod(min(self._unit(a, True), reach + 1) for a, reach in enumerate(reaches))
 
     def _costs(
         self,
@@ -346,15 +313,16 @@ class WgradPlan:
         steps = shapes.prod(axis=1) // self.depth
         tile = steps * self._step_cycles
         for gradient in (False, True):
-            each, row = self._fill_cycles(gradient, self._wide(gradient))
+            tile_channels, wide = self.channel_tiles[gradient], self.wide(gradient)
+            each, row = bounds.fill_cycles(self.problem, tile_channels, wide)
             tile = tile + boxes.rows[gradient] * (boxes.widths[gradient] * each + row)
         tile = np.maximum(tile * self.resident * 1.1, tile + _TILE_CYCLES)
         tiles = batch * np.prod(-(-np.array(input_size) // shapes), axis=1)
         rounds = -(-tiles // np.minimum(self._most_splits, tiles))
         splits = -(-tiles // rounds)
         waves = np.ceil(self.variants * splits / (self.gpu.multiprocessors * self.resident))
-        costs = waves * (rounds * tile * self._measured + self._fixed_cycles)
-        costs = costs * _ALONE.get(self.resident, 1.0)
+        costs = waves * (rounds * tile * self.measured + bounds.fixed_cycles(self.registers))
+        costs = costs * bounds.alone(self.resident)
         costs = costs + self.variants * self.variant_elements * splits * 4 / (132 * 16) + 3000
         return np.where(steps % self.warps[2] == 0, costs, np.inf)
 
@@ -482,11 +450,13 @@ def ranked(
     if not plans:
         return []
     shapes = _shapes(plans[0].depth, size)
-    # Boxes and what copies move depend on the taps only.
+    # Boxes depend on the taps only.
     one_of_taps = {plan.taps: plan for plan in plans}
     of_taps = {taps: (plan.boxes(shapes), _box_sizes(plan)) for taps, plan in one_of_taps.items()}
-    bounds = {taps: plan.bound(batch, size) for taps, plan in one_of_taps.items()}
-    bases = [(bounds[plan.taps](plan), plan) for plan in plans]
+    bases: list[tuple[float, WgradPlan]] = []
+    for _, same_taps in itertools.groupby(plans, key=lambda plan: plan.taps):
+        alike = [*same_taps]
+        bases += zip(bounds.bounds(alike, batch, size), alike, strict=True)
 
     def price(base: WgradPlan) -> Iterator[tuple[float, WgradPlan]]:
         boxes, sizes = of_taps[base.taps]
