@@ -77,10 +77,9 @@ class WgradPlan:
 
     @functools.cached_property
     def channel_tiles(self) -> tuple[int, int]:
-        columns = 8 * self.warps[1] * self.fragments[1]
-        if self.taps_in_columns:
-            columns = self.problem.target_channels
-        return (16 * self.warps[0] * self.fragments[0], columns)
+        warps_m, warps_n, _ = self.warps
+        fm, fn = self.fragments
+        return bounds.channel_tiles(self.problem, self.taps_in_columns, warps_m * fm, warps_n * fn)
 
     @property
     def taps_in_columns(self) -> bool:
@@ -373,7 +372,7 @@ def _tap_boxes(problem: Problem) -> list[Triple]:
     return sorted(boxes)
 
 
-def _bases(problem: Problem, gpu: Gpu, few_sums: bool = False) -> Iterator[WgradPlan]:
+def _bases(problem: Problem, gpu: Gpu, pairs: bool, few_sums: bool = False) -> Iterator[WgradPlan]:
     """Every sensible kernel but for the size of its boxes, also of ``few_sums`` where asked."""
     ieee = problem.arithmetic is Arithmetic.IEEE
     limit = _MAX_ACCUMULATORS_IEEE if ieee else _MAX_ACCUMULATORS
@@ -401,19 +400,16 @@ def _bases(problem: Problem, gpu: Gpu, few_sums: bool = False) -> Iterator[Wgrad
         threads = 32 * warps[0] * warps[1] * warps[2]
         most = max(1, min(4, 65536 // (threads * registers)))
         for resident in sorted({most, max(1, most // 2)}):
-            yield WgradPlan(problem, taps, warps, (fm, fn), resident, (1, 1), gpu)
+            yield WgradPlan(problem, taps, warps, (fm, fn), resident, (1, 1), gpu, pairs)
 
 
-def _with_pairs(plans: list[WgradPlan], width: int) -> list[WgradPlan]:
-    """The plans, which copy rows as they lie where problem and width let them.
+def _pairs(problem: Problem, width: int) -> bool:
+    """Whether rows are copied as they lie: where problem and width let them.
 
     Of 101 plans for ten layers on an H100, 100 were faster so (docs/performance.md).
     """
-    if not plans:
-        return plans
-    first = replace(plans[0], pairs=True)
-    can = (first.paired(False) or first.paired(True)) and first._takes(width)
-    return [replace(plan, pairs=True) for plan in plans] if can else plans
+    any_plan = WgradPlan(problem, (1, 1, 1), _WARPS[0], (1, 1), 1, (1, 1), pairs=True)
+    return (any_plan.paired(False) or any_plan.paired(True)) and any_plan._takes(width)
 
 
 _SAMPLES = (64, 128, 256, 512)  # positions of x
@@ -445,8 +441,8 @@ def ranked(
     ``below``: see :func:`~convt3d.cuda.plan.search.cheapest`.
     """
     size, _ = problem.extents(input_size)
-    every = [*_bases(problem, gpu)] or [*_bases(problem, gpu, few_sums=True)]
-    plans = _with_pairs(every, size[2])
+    pairs = _pairs(problem, size[2])
+    plans = [*_bases(problem, gpu, pairs)] or [*_bases(problem, gpu, pairs, few_sums=True)]
     if not plans:
         return []
     shapes = _shapes(plans[0].depth, size)

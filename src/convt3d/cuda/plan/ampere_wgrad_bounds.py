@@ -27,6 +27,14 @@ _ALONE = {1: 1.25, 2: 1.08}  # what few resident CTAs lose
 Numbers = Any
 
 
+def channel_tiles(
+    problem: Problem, taps_in_columns: bool, fragments_m: Numbers, fragments_n: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Channels of x and of the gradient of a CTA, whose warps have so many fragments."""
+    columns = 8 * fragments_n
+    return 16 * fragments_m, problem.target_channels if taps_in_columns else columns
+
+
 def variants(problem: Problem, taps: Triple, m: Numbers, n: Numbers) -> Numbers:
     """CTAs of a split whose products have so many channels of x and of the gradient."""
     (k0, k1, k2), (t0, t1, t2) = problem.geometry.kernel_size, taps
@@ -72,8 +80,9 @@ def bounds(plans: Sequence[WgradPlan], batch: int, input_size: Sequence[int]) ->
     ``plans``: of the same taps, which differ in warps, fragments and resident CTAs.
     """
     one, p = plans[0], plans[0].problem
-    chosen = [(*plan.channel_tiles, *plan.warps, *plan.fragments, plan.resident) for plan in plans]
-    m, n, warps_m, warps_n, _, fm, fn, resident = np.array(chosen).T
+    chosen = [(*plan.warps, *plan.fragments, plan.resident) for plan in plans]
+    warps_m, warps_n, _, fm, fn, resident = np.array(chosen).T
+    m, n = channel_tiles(p, one.taps_in_columns, warps_m * fm, warps_n * fn)
     steps = batch * input_size[0] * input_size[1] * div_up(input_size[2], one.depth)
     step = step_cycles(p, one.taps_apart, one.taps_in_columns, warps_m * warps_n, fm, fn)
     fills = fill_cycles(p, m, one.wide(False))[0]

@@ -123,7 +123,7 @@ class Work:
         # The more CTAs the last row tile has, the less each of them does, and those of others more:
         # the longest does least where these meet, or with the fewest that do as little before.
         every = range(1, max(2, wanted - k.row_tiles + 2))
-        met = bisect.bisect_left(every, 0, key=lambda n: of_full(n) - of_last(n))
+        met = bisect.bisect_left(every, 0.0, key=lambda n: of_full(n) - of_last(n))
         before = of_last(every[met - 1]) if met else math.inf
         if met == len(every) or before <= of_full(every[met]):
             chosen = every[bisect.bisect_left(every, -before, key=lambda n: -of_last(n))]
