@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from convt3d.cuda.plan.axes import axis_of
 from convt3d.cuda.plan.search import cheapest, with_tile
@@ -28,7 +28,7 @@ _MIN_GROUP_IEEE = 16
 # Large tiles, of more than two blocks or several planes, only got slower by the deepest.
 _LARGE_PIPELINES = ((3, 4), (2, 4), (3, 3), (2, 3), (2, 2))
 _PIPELINES = ((4, 8), (4, 6), (4, 5), (4, 4), *_LARGE_PIPELINES)
-_LEAST_BOXES, _MAX_BOXES = 2, 4  # beside kept weights
+_KEPT_BOXES = (4, 3, 2)  # beside kept weights
 # Boxes beside kept weights have a multiple of so many positions, and one, where that costs no box:
 # near extents share a kernel.
 _BOX_STEP = 64
@@ -103,19 +103,23 @@ def _with_pipelines(plan: WgmmaSweepPlan, wanted: int, gpu: Gpu) -> Iterator[Wgm
     """The deepest pipeline whose boxes have the wanted positions, else the largest boxes."""
     room = gpu.shared_for()
     smallest = plan.box_positions(1)
-    most = min(_MAX_POSITIONS, room // (_LEAST_BOXES * plan.position_bytes))
+    most = min(_MAX_POSITIONS, room // (_KEPT_BOXES[-1] * plan.position_bytes))
     items = 1
     while not plan.covers(items, wanted) and plan.positions_of(items + 1) <= most:
         items += 1
+    pipelines = _LARGE_PIPELINES if plan.large else _PIPELINES
     while items and plan.covers(items, smallest):
-        filled = with_tile(plan, fill_pairs=items, positions=plan.positions_of(items))
-        depths = (
-            with_tile(filled, source_stages=boxes, weight_stages=weights)
-            for boxes, weights in (_LARGE_PIPELINES if plan.large else _PIPELINES)
-        )
-        if chosen := next(_fitting(depths, room), None):
-            yield chosen
-            return
+        positions = plan.positions_of(items)
+        for boxes, weights in pipelines if positions <= _MAX_POSITIONS else ():
+            if plan.bytes_with(boxes * positions, weights * plan.stage_bytes) <= room:
+                yield with_tile(
+                    plan,
+                    fill_pairs=items,
+                    positions=positions,
+                    source_stages=boxes,
+                    weight_stages=weights,
+                )
+                return
         items -= 1
 
 
@@ -146,23 +150,19 @@ def _most_boxes(
     plan: WgmmaSweepPlan, items: int, positions: int, room: int
 ) -> Iterator[WgmmaSweepPlan]:
     """The most boxes of so many positions beside all weights that leave L1, else the most."""
-    kept = with_tile(
-        plan, weight_stages=1, fill_pairs=items, positions=positions, keep_weights=True
-    )
-    depths = (
-        with_tile(kept, source_stages=boxes) for boxes in range(_MAX_BOXES, _LEAST_BOXES - 1, -1)
-    )
-    fitting = [*_fitting(depths, room)]
-    yield from [plan for plan in fitting if plan.leaves_l1][:1] or fitting[:1]
-
-
-def _fitting(depths: Iterable[WgmmaSweepPlan], room: int) -> Iterator[WgmmaSweepPlan]:
-    """Those of these pipelines that shared memory holds and descriptors reach."""
-    return (
-        plan
-        for plan in depths
-        if plan.shared_bytes <= room and plan.tile.positions <= _MAX_POSITIONS
-    )
+    if positions > _MAX_POSITIONS:
+        return
+    bytes_ = {n: plan.bytes_with(n * positions, plan.set_bytes) for n in _KEPT_BOXES}
+    fitting = [n for n in _KEPT_BOXES if bytes_[n] <= room]
+    for boxes in [n for n in fitting if plan.leaves_l1_beside(bytes_[n])][:1] or fitting[:1]:
+        yield with_tile(
+            plan,
+            weight_stages=1,
+            fill_pairs=items,
+            positions=positions,
+            keep_weights=True,
+            source_stages=boxes,
+        )
 
 
 def ranked(

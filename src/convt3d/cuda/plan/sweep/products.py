@@ -236,7 +236,7 @@ class SweepProducts:
             return t.column_tile, 1
         return min(t.column_tile, _MAX_STAGED // 2), 2
 
-    @property
+    @functools.cached_property
     def _store_bytes(self) -> int:
         """Tables of rows, and staged columns."""
         elements, size = 64 * self.tile.blocks * self.slots2, self.problem.element_bytes
@@ -250,9 +250,12 @@ class SweepProducts:
     @property
     def shared_bytes(self) -> int:
         t = self.tile
-        boxes = t.source_stages * t.positions * self.position_bytes
         weights = self.set_bytes if t.keep_weights else t.weight_stages * self.stage_bytes
-        return _BARRIER_BYTES + boxes + weights + self._store_bytes
+        return self.bytes_with(t.source_stages * t.positions, weights)
+
+    def bytes_with(self, positions: int, weights: int) -> int:
+        """Shared memory with so many positions of all boxes, and bytes of weights."""
+        return _BARRIER_BYTES + positions * self.position_bytes + weights + self._store_bytes
 
     @property
     def large(self) -> bool:
@@ -262,7 +265,10 @@ class SweepProducts:
     @property
     def leaves_l1(self) -> bool:
         """Whether L1 keeps the lines that a large tile's loads share; small ones need none."""
-        return not self.large or self.parts > 1 or self.shared_bytes <= _MOST_SHARED
+        return self.leaves_l1_beside(self.shared_bytes)
+
+    def leaves_l1_beside(self, shared_bytes: int) -> bool:
+        return not self.large or self.parts > 1 or shared_bytes <= _MOST_SHARED
 
     @functools.cached_property
     def registers(self) -> tuple[int, int]:
