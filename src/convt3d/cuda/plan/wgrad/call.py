@@ -91,6 +91,13 @@ class Call:
         return self.target_strides[1] * self.kernel.steps[1]
 
     @functools.cached_property
+    def sample_bytes(self) -> int:
+        """Of both tensors."""
+        g = self.kernel.problem.geometry
+        elements = g.in_channels * math.prod(self.size) + g.out_channels * math.prod(self.output)
+        return elements * self.kernel.problem.element_bytes
+
+    @functools.cached_property
     def rows(self) -> tuple[int, int]:
         """First row and number of rows along axis 1; gradient rows where taps are columns."""
         k = self.kernel

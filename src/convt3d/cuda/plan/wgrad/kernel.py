@@ -6,6 +6,7 @@ import functools
 import math
 from dataclasses import dataclass, field
 
+from convt3d.cuda.plan.split_k import WORKSPACE_BYTES
 from convt3d.cuda.schedule import Gpu, Problem, div_up
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -249,3 +250,10 @@ class Kernel:
     def sum_bytes(self) -> int:
         """Shared memory of a CTA's sums, as `Config::sum_pitch` has them, and a barrier."""
         return 4 * self.columns * (64 * self.cta_blocks + 4) + 8 + 1024 + 128
+
+    @functools.cached_property
+    def most_splits(self) -> int:
+        """CTAs of a channel tile that fill the GPU once, within the workspace."""
+        weight_bytes = 4 * math.prod(self.problem.geometry.weight_size)
+        most = max(WORKSPACE_BYTES, 2 * weight_bytes) // (4 * self.cta_elements * self.tiles)
+        return min(max(self.gpu.multiprocessors // self.tiles, 1), max(most, 1))

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from convt3d.cuda.plan.split_k import LONGEST_SUM, WORKSPACE_BYTES
+from convt3d.cuda.plan.split_k import LONGEST_SUM
 from convt3d.cuda.plan.wgrad.kernel import Kernel
 from convt3d.cuda.plan.wgrad.layout import Layout, Tile
 from convt3d.cuda.plan.wgrad.step import step_cycles
@@ -103,7 +103,7 @@ class Work:
         k, steps = self.kernel, self.steps
         if k.cluster > 1:
             return 1, k.cluster
-        wanted = self._most_splits
+        wanted = k.most_splits
         even = k.column_taps and not k.runs
         if k.row_tiles == 1:
             wanted = max(1, min(wanted, steps))
@@ -136,14 +136,6 @@ class Work:
             if splits:
                 return splits, splits
         return full(chosen), min(chosen, steps)
-
-    @functools.cached_property
-    def _most_splits(self) -> int:
-        """CTAs of a channel tile that fill the GPU once, within the workspace."""
-        k = self.kernel
-        weight_bytes = 4 * math.prod(k.problem.geometry.weight_size)
-        most = max(WORKSPACE_BYTES, 2 * weight_bytes) // (4 * k.cta_elements * k.tiles)
-        return min(max(k.gpu.multiprocessors // k.tiles, 1), max(most, 1))
 
     @property
     def ctas(self) -> int:
@@ -181,7 +173,9 @@ class Work:
         put_down = 0 if self.direct else cta_bytes / _DRAM_BYTES
         total = div_up(self.ctas, multiprocessors) * (longest + _CTA_CYCLES + put_down)
         # Every tensor comes from DRAM once.
-        total = max(total, self._tensor_bytes / multiprocessors / _DRAM_BYTES)
+        total = max(
+            total, self.batch * self.layout.call.sample_bytes / multiprocessors / _DRAM_BYTES
+        )
         if k.cluster > 1:
             others = cta_bytes * (k.cluster - 1) / k.cluster
             total += _CLUSTER_CYCLES + others / _CLUSTER_BYTES
@@ -189,12 +183,6 @@ class Work:
             return total
         reduced = self.ctas * cta_bytes / multiprocessors / _DRAM_BYTES
         return total + reduced + _REDUCE_CYCLES
-
-    @property
-    def _tensor_bytes(self) -> int:
-        g, call = self.kernel.problem.geometry, self.layout.call
-        elements = g.in_channels * math.prod(call.size) + g.out_channels * math.prod(call.output)
-        return self.batch * elements * self.kernel.problem.element_bytes
 
 
 def _interleaved(columns: int, ctas: int, most: float) -> int:
