@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.plan import ampere_wgrad_bounds as bounds
+from convt3d.cuda.plan import ampere_wgrad_cycles as cycles
 from convt3d.cuda.plan.launches import with_strides
 from convt3d.cuda.plan.search import cheapest
-from convt3d.cuda.plan.split_k import in_two_passes, most_splits
+from convt3d.cuda.plan.split_k import WORKSPACE_BYTES, in_two_passes, most_splits
 from convt3d.cuda.schedule import (
     Gpu,
     Launch,
@@ -79,7 +79,7 @@ class WgradPlan:
     def channel_tiles(self) -> tuple[int, int]:
         warps_m, warps_n, _ = self.warps
         fm, fn = self.fragments
-        return bounds.channel_tiles(self.problem, self.taps_in_columns, warps_m * fm, warps_n * fn)
+        return cycles.channel_tiles(self.problem, self.taps_in_columns, warps_m * fm, warps_n * fn)
 
     @property
     def taps_in_columns(self) -> bool:
@@ -92,7 +92,7 @@ class WgradPlan:
 
     @functools.cached_property
     def variants(self) -> int:
-        return int(bounds.variants(self.problem, self.taps, *self.channel_tiles))
+        return int(cycles.variants(self.problem, self.taps, *self.channel_tiles))
 
     @functools.cached_property
     def registers(self) -> int:
@@ -280,7 +280,7 @@ class WgradPlan:
         """Cycles of one matrix step of all warps in all taps."""
         warps = self.warps[0] * self.warps[1]
         taps, columns = self.taps_apart, self.taps_in_columns
-        return float(bounds.step_cycles(self.problem, taps, columns, warps, *self.fragments))
+        return float(cycles.step_cycles(self.problem, taps, columns, warps, *self.fragments))
 
     def wide(self, gradient: bool) -> int:
         """Words that a copy of the fill moves; they depend on problem and taps only."""
@@ -313,15 +313,15 @@ class WgradPlan:
         tile = steps * self._step_cycles
         for gradient in (False, True):
             tile_channels, wide = self.channel_tiles[gradient], self.wide(gradient)
-            each, row = bounds.fill_cycles(self.problem, tile_channels, wide)
+            each, row = cycles.fill_cycles(self.problem, tile_channels, wide)
             tile = tile + boxes.rows[gradient] * (boxes.widths[gradient] * each + row)
         tile = np.maximum(tile * self.resident * 1.1, tile + _TILE_CYCLES)
         tiles = batch * np.prod(-(-np.array(input_size) // shapes), axis=1)
         rounds = -(-tiles // np.minimum(self._most_splits, tiles))
         splits = -(-tiles // rounds)
         waves = np.ceil(self.variants * splits / (self.gpu.multiprocessors * self.resident))
-        costs = waves * (rounds * tile * self.measured + bounds.fixed_cycles(self.registers))
-        costs = costs * bounds.alone(self.resident)
+        costs = waves * (rounds * tile * self.measured + cycles.fixed_cycles(self.registers))
+        costs = costs * cycles.alone(self.resident)
         costs = costs + self.variants * self.variant_elements * splits * 4 / (132 * 16) + 3000
         return np.where(steps % self.warps[2] == 0, costs, np.inf)
 
@@ -429,6 +429,31 @@ def _box_sizes(plan: WgradPlan) -> list[tuple[int, int]]:
     return [(rounded(a), rounded(b)) for a, b in zip(x, gradient, strict=True)]
 
 
+def _bounds(plans: Sequence[WgradPlan], batch: int, input_size: Sequence[int]) -> list[float]:
+    """Cycles that no tile shape undercuts: matrix steps and fills of whole tiles.
+
+    ``plans``: of the same taps, which differ in warps, fragments and resident CTAs.
+    """
+    one, p = plans[0], plans[0].problem
+    chosen = [(*plan.warps, *plan.fragments, plan.resident) for plan in plans]
+    warps_m, warps_n, _, fm, fn, resident = np.array(chosen).T
+    m, n = cycles.channel_tiles(p, one.taps_in_columns, warps_m * fm, warps_n * fn)
+    steps = batch * input_size[0] * input_size[1] * div_up(input_size[2], one.depth)
+    step = cycles.step_cycles(p, one.taps_apart, one.taps_in_columns, warps_m * warps_n, fm, fn)
+    fills = cycles.fill_cycles(p, m, one.wide(False))[0]
+    fills = fills + one.density * cycles.fill_cycles(p, n, one.wide(True))[0]
+    registers, ctas = one.taps_apart * fm * fn * 4, cycles.variants(p, one.taps, m, n)
+    sums = ctas * registers * 32 * warps_m * warps_n
+    multiprocessors = one.gpu.multiprocessors
+    splits = np.maximum(1, resident * multiprocessors // ctas)
+    splits = np.minimum(splits, np.maximum(1, WORKSPACE_BYTES // (4 * sums)))
+    tiles = steps * (step + one.depth * fills) * np.maximum(1.0, resident * 1.1)
+    waves = div_up(ctas, multiprocessors * resident)
+    lost = np.array([cycles.alone(plan.resident) for plan in plans])
+    found = waves * lost * (tiles / splits * one.measured + cycles.fixed_cycles(registers))
+    return [float(bound) for bound in found]
+
+
 def ranked(
     problem: Problem,
     batch: int,
@@ -452,7 +477,7 @@ def ranked(
     bases: list[tuple[float, WgradPlan]] = []
     for _, same_taps in itertools.groupby(plans, key=lambda plan: plan.taps):
         alike = [*same_taps]
-        bases += zip(bounds.bounds(alike, batch, size), alike, strict=True)
+        bases += zip(_bounds(alike, batch, size), alike, strict=True)
 
     def price(base: WgradPlan) -> Iterator[tuple[float, WgradPlan]]:
         boxes, sizes = of_taps[base.taps]

@@ -5,19 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from convt3d.cuda.plan.rates import STEP_CYCLES
-from convt3d.cuda.plan.split_k import WORKSPACE_BYTES
 from convt3d.cuda.schedule import Problem, div_up
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
-
-if TYPE_CHECKING:
-    from convt3d.cuda.plan.ampere_wgrad import WgradPlan
 
 # Cycles of a copy instruction of a warp, and of a 32-byte sector: fitted to measurements.
 _COPY_CYCLES = 6.0
@@ -72,28 +67,3 @@ def alone(resident: int) -> float:
 def fixed_cycles(registers: Numbers) -> Numbers:
     """Cycles of a CTA besides its tiles."""
     return registers * 8.0 + 3000
-
-
-def bounds(plans: Sequence[WgradPlan], batch: int, input_size: Sequence[int]) -> list[float]:
-    """Cycles that no tile shape undercuts: matrix steps and fills of whole tiles.
-
-    ``plans``: of the same taps, which differ in warps, fragments and resident CTAs.
-    """
-    one, p = plans[0], plans[0].problem
-    chosen = [(*plan.warps, *plan.fragments, plan.resident) for plan in plans]
-    warps_m, warps_n, _, fm, fn, resident = np.array(chosen).T
-    m, n = channel_tiles(p, one.taps_in_columns, warps_m * fm, warps_n * fn)
-    steps = batch * input_size[0] * input_size[1] * div_up(input_size[2], one.depth)
-    step = step_cycles(p, one.taps_apart, one.taps_in_columns, warps_m * warps_n, fm, fn)
-    fills = fill_cycles(p, m, one.wide(False))[0]
-    fills = fills + one.density * fill_cycles(p, n, one.wide(True))[0]
-    registers, ctas = one.taps_apart * fm * fn * 4, variants(p, one.taps, m, n)
-    sums = ctas * registers * 32 * warps_m * warps_n
-    multiprocessors = one.gpu.multiprocessors
-    splits = np.maximum(1, resident * multiprocessors // ctas)
-    splits = np.minimum(splits, np.maximum(1, WORKSPACE_BYTES // (4 * sums)))
-    tiles = steps * (step + one.depth * fills) * np.maximum(1.0, resident * 1.1)
-    waves = div_up(ctas, multiprocessors * resident)
-    lost = np.array([alone(plan.resident) for plan in plans])
-    found = waves * lost * (tiles / splits * one.measured + fixed_cycles(registers))
-    return [float(cycles) for cycles in found]
