@@ -6,7 +6,6 @@ from memory and from L2, matrix steps, shared-memory traffic and instructions.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.cells import CellProduct, interleave
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.rates import L2_BYTES, MEMORY_BYTES, STEP_CYCLES
 from convt3d.cuda.plan.search import by_cost, with_tile
 from convt3d.cuda.schedule import (
@@ -101,7 +101,7 @@ class PatchPlan(CellProduct):
             return 8 * self.per_word
         return 4 if self.width_words % 2 == 0 else 8
 
-    @functools.cached_property
+    @once
     def run(self) -> int:
         """Neighbouring cells that a lane holds, so that their outputs make one 16-byte piece."""
         if self.problem.target_channels_last:
@@ -124,7 +124,7 @@ class PatchPlan(CellProduct):
         ieee = self.problem.arithmetic is Arithmetic.IEEE
         return ieee and self.problem.forward and self.depth > 64
 
-    @functools.cached_property
+    @once
     def source_words(self) -> int:
         """Words of shared memory of one source chunk."""
         t = self.tile
@@ -135,7 +135,7 @@ class PatchPlan(CellProduct):
         pitch = _pitch(row, rest, 16 if self._unpaired else 32)
         return pitch * t.chunk_lines
 
-    @functools.cached_property
+    @once
     def weight_words(self) -> int:
         """Words of shared memory of one weight chunk."""
         depth = self.tile.chunk_lines * self.width
@@ -157,7 +157,7 @@ class PatchPlan(CellProduct):
 
     # ------------------------------------------------------------ launch
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         t = self.tile
         return self.product_macros + macros(
@@ -197,7 +197,7 @@ class PatchPlan(CellProduct):
 
     # ------------------------------------------------------------ cost
 
-    @functools.cached_property
+    @once
     def _tile_cycles(self) -> tuple[float, float]:
         """Cycles of a multiprocessor for one tile: products, and the traffic of L2."""
         t, eb = self.tile, self.problem.element_bytes

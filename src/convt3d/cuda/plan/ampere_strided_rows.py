@@ -6,7 +6,6 @@ multiple of 16 bytes.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan import ampere_strided
 from convt3d.cuda.plan.ampere_strided import StridedPlan, Tile
 from convt3d.cuda.plan.launches import with_strides
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.search import by_cost, with_tile
 from convt3d.cuda.plan.warpgroups import multiplying_registers
 from convt3d.cuda.schedule import (
@@ -76,7 +76,7 @@ class StridedRowsPlan:
     tile: RowsTile
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
 
-    @functools.cached_property
+    @once
     def products(self) -> StridedPlan:
         """A plan of ampere/strided/forward.cu with the same products."""
         t = self.tile
@@ -158,7 +158,7 @@ class StridedRowsPlan:
 
     # ------------------------------------------------------------ launches
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         t = self.tile
         return self.products.ring_macros(t.ring, t.width, t.slices)

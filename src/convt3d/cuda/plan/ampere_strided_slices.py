@@ -6,7 +6,6 @@ and lines of the input gradient that are no multiple of a lane's outputs.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan import ampere_strided
 from convt3d.cuda.plan.ampere_strided import StridedPlan, Tile
 from convt3d.cuda.plan.axes import odd_lines
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.search import by_cost, with_tile
 from convt3d.cuda.plan.warpgroups import multiplying_registers
 from convt3d.cuda.schedule import (
@@ -76,7 +76,7 @@ class StridedSlicesPlan:
     tile: SlicesTile
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
 
-    @functools.cached_property
+    @once
     def products(self) -> StridedPlan:
         """A plan of ampere/strided/dgrad.cu with the same products."""
         t = self.tile
@@ -136,7 +136,7 @@ class StridedSlicesPlan:
 
     # ------------------------------------------------------------ launches
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         t = self.tile
         return self.products.ring_macros(t.ring, t.plane, 1)

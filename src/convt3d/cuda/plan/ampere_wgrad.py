@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan import ampere_wgrad_cycles as cycles
 from convt3d.cuda.plan.launches import with_strides
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.search import cheapest
 from convt3d.cuda.plan.split_k import WORKSPACE_BYTES, in_two_passes, most_splits
 from convt3d.cuda.schedule import (
@@ -75,7 +76,7 @@ class WgradPlan:
         """Positions of one matrix step."""
         return 16 if self.half else 8
 
-    @functools.cached_property
+    @once
     def channel_tiles(self) -> tuple[int, int]:
         warps_m, warps_n, _ = self.warps
         fm, fn = self.fragments
@@ -90,11 +91,11 @@ class WgradPlan:
         """Taps with products of their own: all, unless they are columns of one."""
         return 1 if self.taps_in_columns else math.prod(self.taps)
 
-    @functools.cached_property
+    @once
     def variants(self) -> int:
         return int(cycles.variants(self.problem, self.taps, *self.channel_tiles))
 
-    @functools.cached_property
+    @once
     def registers(self) -> int:
         """Accumulators of a thread."""
         return self.taps_apart * self.fragments[0] * self.fragments[1] * 4
@@ -157,7 +158,7 @@ class WgradPlan:
             return positions * words
         return (round_up(positions - 4, 32) + 4) * words
 
-    @functools.cached_property
+    @once
     def shared_bytes(self) -> int:
         stage = self.box_words(False) + self.box_words(True)
         staged = self.variant_elements if self.warps[2] > 1 else 0
@@ -165,7 +166,7 @@ class WgradPlan:
 
     # ------------------------------------------------------------ launches
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         p = self.problem
         own: dict[str, object] = {
@@ -275,7 +276,7 @@ class WgradPlan:
         x, gradient = boxes.positions
         return (x <= self.positions[0]) & (gradient <= self.positions[1])
 
-    @functools.cached_property
+    @once
     def _step_cycles(self) -> float:
         """Cycles of one matrix step of all warps in all taps."""
         warps = self.warps[0] * self.warps[1]
@@ -333,7 +334,7 @@ class Boxes:
     rows: tuple[NDArray[np.int64], NDArray[np.int64]]
     widths: tuple[NDArray[np.int64], NDArray[np.int64]]
 
-    @functools.cached_property
+    @once
     def positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         (rows_x, rows_g), (width_x, width_g) = self.rows, self.widths
         return (rows_x * width_x, rows_g * width_g)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.schedule import Problem, div_up
 from convt3d.geometry import Geometry, Triple
 
@@ -27,7 +28,7 @@ class Axis:
     forward: bool
     block: int  # periods of a unit; 0: phases are work tiles of their own
 
-    @functools.cached_property
+    @once
     def slot_shifts(self) -> tuple[tuple[int, ...], ...]:
         """Ascending shifts of the taps of each slot, or of each phase."""
         p, s, d, taps = self.padding, self.stride, self.dilation, range(self.kernel)
@@ -39,47 +40,47 @@ class Axis:
             for r in range(block * s)
         )
 
-    @functools.cached_property
+    @once
     def phases(self) -> int:
         return self.stride if self.forward and not self.block else 1
 
-    @functools.cached_property
+    @once
     def unit_source(self) -> int:
         return max(1, self.block) * (1 if self.forward else self.stride)
 
-    @functools.cached_property
+    @once
     def unit_target(self) -> int:
         return max(1, self.block) * (self.stride if self.forward else 1)
 
-    @functools.cached_property
+    @once
     def slots(self) -> int:
         return self.unit_target if self.block else 1
 
-    @functools.cached_property
+    @once
     def live_phases(self) -> int:
         """Phases that have taps."""
         return sum(count > 0 for count in self.phase_taps)
 
-    @functools.cached_property
+    @once
     def live_slots(self) -> int:
         """Slots that have taps and so need sums."""
         return self.live_phases if self.block else 1
 
-    @functools.cached_property
+    @once
     def live_shifts(self) -> frozenset[int]:
         """Shifts of the source that any slot or phase has a tap at."""
         return frozenset(shift for shifts in self.slot_shifts for shift in shifts)
 
-    @functools.cached_property
+    @once
     def reach(self) -> tuple[int, int]:
         """Smallest and largest shift over all slots or phases."""
         return (min(self.live_shifts), max(self.live_shifts)) if self.live_shifts else (0, 0)
 
-    @functools.cached_property
+    @once
     def shifts(self) -> int:
         return self.reach[1] - self.reach[0] + 1
 
-    @functools.cached_property
+    @once
     def reach_units(self) -> int:
         """The farthest that taps reach past a unit, in units."""
         return (self.shifts - 1) // self.unit_source
@@ -88,7 +89,7 @@ class Axis:
         """Units of a target extent."""
         return div_up(target, self.unit_target)
 
-    @functools.cached_property
+    @once
     def span(self) -> int:
         """Source positions beside the first that the taps of a unit, or of its phase, reach."""
         if self.block:
@@ -96,16 +97,16 @@ class Axis:
         step = self.dilation // math.gcd(self.stride, self.dilation)
         return (max(self.phase_taps) - 1) * step
 
-    @functools.cached_property
+    @once
     def phase_taps(self) -> tuple[int, ...]:
         """Taps of each phase (of each slot modulo the stride)."""
         return tuple(map(len, self.slot_shifts[: self.stride if self.forward else 1]))
 
-    @functools.cached_property
+    @once
     def max_taps(self) -> int:
         return self.kernel if self.block else max(self.phase_taps)
 
-    @functools.cached_property
+    @once
     def mean_taps(self) -> float:
         """Taps of a work tile, in the mean over those of all phases."""
         return sum(self.phase_taps) / len(self.phase_taps)
@@ -194,7 +195,7 @@ class StackedAxis:
     def source_origin(self) -> int:
         return 0 if self.forward else -self.padding
 
-    @functools.cached_property
+    @once
     def window(self) -> int:
         reached = (
             (self.planes - 1) * self.stride + self.kernel
@@ -216,7 +217,7 @@ class StackedAxis:
         planes = self.source_step * self.interleaved
         return min(self.steps(target), div_up(source - self.source_origin, planes))
 
-    @functools.cached_property
+    @once
     def runs(self) -> tuple[tuple[int, int], ...]:
         """(first window plane, taps) of each source plane of a step."""
         if self.forward:
@@ -228,7 +229,7 @@ class StackedAxis:
             found.append((plane // self.stride - (count - 1) + self._back, count))
         return tuple(found)
 
-    @functools.cached_property
+    @once
     def blocks(self) -> tuple[int, ...]:
         """Window planes of each product of a step, all source planes one after the other."""
         cuts = {at for first, count in self.runs if count for at in (first, first + count)}

@@ -6,7 +6,6 @@ Columns are produced channels, forward those of all slots of a cell; K is what a
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec, name_of
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.split_k import WORKSPACE_BYTES
 from convt3d.cuda.schedule import Gpu, Launch, Problem, Schedule, div_up, macros, problem_macros
 
@@ -30,7 +30,7 @@ class CellProduct:
     tile: Any  # has cells, columns, CTAs that share a multiprocessor, and splits
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)  # over which tiles are spread
 
-    @functools.cached_property
+    @once
     def slots(self) -> int:
         """Outputs of a cell and channel."""
         return math.prod(self.problem.geometry.stride)

@@ -7,7 +7,6 @@ memory.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.axes import Axis, StackedAxis
 from convt3d.cuda.plan.depthwise import SweptAxis
 from convt3d.cuda.plan.launches import packed_first
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.search import by_cost, with_tile
 from convt3d.cuda.schedule import (
     Gpu,
@@ -93,18 +93,18 @@ class Col2imPlan:
 
     # ------------------------------------------------------------ derived sizes
 
-    @functools.cached_property
+    @once
     def padding(self) -> Triple:
         return _padding(self.problem)
 
-    @functools.cached_property
+    @once
     def sweep(self) -> StackedAxis:
         g = self.problem.geometry
         return StackedAxis(
             g.kernel_size[0], g.stride[0], self.padding[0], g.dilation[0], True, planes=1
         )
 
-    @functools.cached_property
+    @once
     def depth(self) -> SweptAxis:
         """Axis 0, as one of units."""
         g = self.problem.geometry
@@ -112,7 +112,7 @@ class Col2imPlan:
             g.kernel_size[0], g.stride[0], self.padding[0], g.dilation[0], forward=True, block=1
         )
 
-    @functools.cached_property
+    @once
     def plane(self) -> tuple[Axis, Axis]:
         """Axes 1 and 2."""
         g = self.problem.geometry
@@ -122,11 +122,11 @@ class Col2imPlan:
         )
         return (one, two)
 
-    @functools.cached_property
+    @once
     def parts(self) -> int:
         return self.problem.words_per_value
 
-    @functools.cached_property
+    @once
     def columns(self) -> int:
         """Of a plane: its taps, each with all produced channels."""
         _, kh, kw = self.problem.geometry.kernel_size
@@ -158,7 +158,7 @@ class Col2imPlan:
         """That one load of a lane brings."""
         return 2 * self.tile.vector * self.load_steps
 
-    @functools.cached_property
+    @once
     def loads(self) -> int:
         """Of a lane for all channels, at least."""
         channels = self.load_steps * 32 // self.problem.element_bytes

@@ -6,7 +6,6 @@ much of the (H, W) plane it owns: the more, the fewer loads an output, and the f
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.axes import Axis
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.split_k import in_two_passes, most_splits
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
@@ -62,7 +62,7 @@ class SweptAxis(Axis):
         """Slots in progress at once, over the units of all ages."""
         return sum(self._spans)
 
-    @functools.cached_property
+    @once
     def _spans(self) -> tuple[int, ...]:
         low, step = self.reach[0], self.unit_source
         return tuple(
@@ -100,7 +100,7 @@ class DepthwisePlan:
 
     threads = 128
 
-    @functools.cached_property
+    @once
     def axes(self) -> tuple[SweptAxis, ...]:
         return _axes(self.problem, (1, self.block1, self.block2))
 
@@ -166,7 +166,7 @@ class DepthwisePlan:
             stores *= self.block_channels
         return a0.unit_source * a1.shifts * row * p.source_channels + stores
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         p = self.problem
         return (
@@ -234,7 +234,7 @@ class DepthwiseWgradPlan:
 
     threads = 128
 
-    @functools.cached_property
+    @once
     def axes(self) -> tuple[SweptAxis, ...]:
         return _axes(self.problem, (1, self.block1, self.block2), self.taps0)
 
@@ -293,7 +293,7 @@ class DepthwiseWgradPlan:
         row = _row_accesses(a2, p.element_bytes, contiguous)
         return a0.unit_source * a1.shifts * row + self.block1
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         p, g = self.problem, self.problem.geometry
         return (

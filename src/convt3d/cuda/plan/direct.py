@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.rates import MEMORY_BYTES
 from convt3d.cuda.plan.split_k import in_two_passes, most_splits
 from convt3d.cuda.schedule import (
@@ -100,7 +100,7 @@ class DirectPlan:
     def weights_shared(self) -> bool:
         return self.weight_bytes <= _MAX_SHARED_WEIGHTS
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         p = self.problem
         own = macros(
@@ -269,7 +269,7 @@ class DirectWgradPlan:
     def variant_elements(self) -> int:
         return self.lanes * self.taps[0] * self.taps[1] * self.taps[2]
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         p = self.problem
         own = macros(

@@ -6,7 +6,6 @@ of what is stored at once, or that are too wide for a tile where they are stored
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan import ampere_strided
 from convt3d.cuda.plan.launches import packed_first
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.rates import MEMORY_BYTES
 from convt3d.cuda.plan.warpgroups import consumer_registers
 from convt3d.cuda.schedule import (
@@ -78,21 +78,21 @@ class WgmmaRowsPlan:
     def f16x3(self) -> bool:
         return self.problem.arithmetic is Arithmetic.IEEE
 
-    @functools.cached_property
+    @once
     def octets(self) -> int:
         return div_up(self.problem.source_channels, 8)
 
-    @functools.cached_property
+    @once
     def n_tiles(self) -> int:
         return self.problem.geometry.groups * div_up(self.problem.target_channels, _COLUMN_TILE)
 
-    @functools.cached_property
+    @once
     def shifts(self) -> tuple[int, int]:
         """Along D and along W."""
         axes = ampere_strided.axes_of(self.problem)
         return axes[0].shifts, axes[2].shifts
 
-    @functools.cached_property
+    @once
     def columns(self) -> tuple[int, ...]:
         """Of the products of each slice along D."""
         g = self.problem.geometry
@@ -103,7 +103,7 @@ class WgmmaRowsPlan:
             counts[shift - axis.reach[0]] += rest == 0
         return tuple(n * g.kernel_size[1] * _SLOTS * _COLUMN_TILE for n in counts)
 
-    @functools.cached_property
+    @once
     def steps(self) -> int:
         """Products 16 deep of a slice."""
         shifts = self.shifts[1]
@@ -149,7 +149,7 @@ class WgmmaRowsPlan:
         """Of a thread that multiplies."""
         return consumer_registers(self.threads, _CONSUMERS, _PRODUCER_REGISTERS[self.tile.blocks])
 
-    @functools.cached_property
+    @once
     def reach(self) -> int:
         """Rows of the target that a source row reaches."""
         g = self.problem.geometry
@@ -213,7 +213,7 @@ class WgmmaRowsPlan:
 
     # ------------------------------------------------------------ launches
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         p = self.problem
         types = dict(p.type_macros)

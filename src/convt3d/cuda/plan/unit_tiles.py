@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from convt3d.cuda.plan.axes import Axis, phased_axes
 from convt3d.cuda.plan.banks import Four
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.search import with_tile
 from convt3d.cuda.schedule import Gpu, Problem, div_up
 
@@ -54,7 +55,7 @@ class UnitShape:
     tiles: Four
     box: Four  # samples, slices, lines, positions
 
-    @functools.cached_property
+    @once
     def count(self) -> int:
         return math.prod(self.tiles)
 
@@ -72,11 +73,11 @@ class UnitTileKernel(Generic[AnyShape]):
 
     # ------------------------------------------------------------ phases and channels
 
-    @functools.cached_property
+    @once
     def axes(self) -> tuple[Axis, Axis, Axis]:
         return phased_axes(self.problem, self.tile.phased)
 
-    @functools.cached_property
+    @once
     def phases(self) -> int:
         return math.prod(axis.phases for axis in self.axes)
 
@@ -95,15 +96,15 @@ class UnitTileKernel(Generic[AnyShape]):
         """Of the groups of a tile."""
         return self.problem.target_channels * self.tile.groups_per_tile
 
-    @functools.cached_property
+    @once
     def column_tiles(self) -> int:
         return div_up(self.target_channels, self.tile.column_tile)
 
-    @functools.cached_property
+    @once
     def n_tiles(self) -> int:
         return self.groups * self.column_tiles
 
-    @functools.cached_property
+    @once
     def n_tile_phases(self) -> int:
         """Work tiles of a tile."""
         return self.n_tiles * self.phases
@@ -113,12 +114,12 @@ class UnitTileKernel(Generic[AnyShape]):
         """Work tiles of a tile that CTAs multiply."""
         return self.n_tile_phases
 
-    @functools.cached_property
+    @once
     def vector(self) -> int:
         """Elements of 16 bytes."""
         return 16 // self.problem.element_bytes
 
-    @functools.cached_property
+    @once
     def live_slots(self) -> int:
         """Slots of a unit that have taps and so need sums."""
         return math.prod(axis.live_slots for axis in self.axes)

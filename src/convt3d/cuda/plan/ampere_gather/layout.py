@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convt3d.cuda.plan.axes import Axis, axis_of
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up, widest_vector
 from convt3d.geometry import Triple
 from convt3d.precision import Arithmetic
@@ -58,7 +59,7 @@ class GatherLayout:
     def order(self) -> Triple:
         return (1, 0, 2) if self.swapped else (0, 1, 2)
 
-    @functools.cached_property
+    @once
     def axes(self) -> tuple[Axis, Axis, Axis]:
         return _axes(self.problem, self.tile.block0, self.swapped)
 
@@ -70,7 +71,7 @@ class GatherLayout:
     def column_tile(self) -> int:
         return 8 * self.tile.warps_n * self.tile.fragments_n
 
-    @functools.cached_property
+    @once
     def column_tiles(self) -> int:
         return div_up(self.problem.target_channels, self.column_tile)
 
@@ -78,7 +79,7 @@ class GatherLayout:
     def chunk_channels(self) -> int:
         return self.tile.depth * 8 * 4 // self.problem.element_bytes
 
-    @functools.cached_property
+    @once
     def chunks(self) -> int:
         return div_up(self.problem.source_channels, self.chunk_channels)
 
@@ -86,13 +87,13 @@ class GatherLayout:
     def _residues(self) -> int:
         return self.axes[2].unit_source if self.tile.separate else 1
 
-    @functools.cached_property
+    @once
     def octets(self) -> bool:
         """Whether contiguous 16-bit sources lie in shared memory by octets (load/octet_box.cuh)."""
         p = self.problem
         return p.element_bytes == 2 and not p.source_channels_last and self._residues == 1
 
-    @functools.cached_property
+    @once
     def vector(self) -> int:
         """Elements that one copy of the fill moves, where addresses allow."""
         bytes_ = self.problem.element_bytes
@@ -102,11 +103,11 @@ class GatherLayout:
             return 4 if self._residues == 1 else 1
         return 8 if self.octets else 4
 
-    @functools.cached_property
+    @once
     def fragment_words(self) -> int:
         return 128 if self.problem.arithmetic is Arithmetic.IEEE else 64
 
-    @functools.cached_property
+    @once
     def row_words(self) -> int:
         taps2 = self.axes[2].kernel
         return taps2 * self.tile.warps_n * self.tile.fragments_n * self.fragment_words
@@ -129,13 +130,13 @@ class GatherLayout:
             return round_up(positions, 32) * words
         return (round_up(positions - 8, 32) + 8) * words
 
-    @functools.cached_property
+    @once
     def smallest_box(self) -> int:
         """Positions of the source box of a single unit."""
         a, b, c = self.box(np.ones((1, 3), dtype=np.int64))
         return int(a[0] * b[0] * c[0])
 
-    @functools.cached_property
+    @once
     def shared_bytes(self) -> int:
         pipeline = self._box_buffers * self.box_words(self.tile.positions)
         pipeline += self.tile.stages * self.stage_weight_words
@@ -149,7 +150,7 @@ class GatherLayout:
             return words * self.tile.depth // (self.tile.depth + (self.tile.depth + 1) % 2)
         return words // 32 * 32 if self.octets else (words - 8) // 32 * 32 + 8
 
-    @functools.cached_property
+    @once
     def _staging_words(self) -> int:
         if self.problem.target_channels_last:
             return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.ampere_gather import cost
 from convt3d.cuda.plan.ampere_gather.layout import GatherLayout
 from convt3d.cuda.plan.launches import packed_first, with_strides
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.schedule import (
     Launch,
     Schedule,
@@ -33,7 +33,7 @@ class GatherPlan(GatherLayout):
         a, b, c = (int(n) for n in work.shapes[int(np.argmin(cost.call_cycles(self, work)))])
         return (a, b, c)
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         p, t = self.problem, self.tile
         own: dict[str, object] = {

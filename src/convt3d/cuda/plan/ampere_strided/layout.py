@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from convt3d.cuda.plan.axes import Axis
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.search import with_tile
 from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
 from convt3d.geometry import Triple
@@ -91,11 +92,11 @@ class StridedLayout:
 
     # ------------------------------------------------------------ products
 
-    @functools.cached_property
+    @once
     def axes(self) -> tuple[Axis, Axis, Axis]:
         return axes_of(self.problem)
 
-    @functools.cached_property
+    @once
     def live(self) -> tuple[tuple[bool, ...], ...]:
         """Which slots of each axis have a tap."""
         return live_slots(self.problem)
@@ -104,7 +105,7 @@ class StridedLayout:
     def threads(self) -> int:
         return 32 * self.tile.warps
 
-    @functools.cached_property
+    @once
     def taps(self) -> int:
         k = self.problem.geometry.kernel_size
         return k[0] * k[1] * k[2]
@@ -113,26 +114,26 @@ class StridedLayout:
     def column_tile(self) -> int:
         return 8 * self.tile.fragments_n
 
-    @functools.cached_property
+    @once
     def column_tiles(self) -> int:
         return div_up(self.problem.target_channels, self.column_tile)
 
-    @functools.cached_property
+    @once
     def step_words(self) -> int:
         """Depth of a product: eight channels of 16 bits are products of half the depth."""
         p = self.problem
         few = p.element_bytes == 2 and p.source_channels <= 8 and not p.source_channels_last
         return 4 if few else 8
 
-    @functools.cached_property
+    @once
     def chunk_channels(self) -> int:
         return self.tile.depth * self.step_words * 4 // self.problem.element_bytes
 
-    @functools.cached_property
+    @once
     def chunks(self) -> int:
         return div_up(self.problem.source_channels, self.chunk_channels)
 
-    @functools.cached_property
+    @once
     def n_tiles(self) -> int:
         """CTAs that work on the same tiles, each on its own group and channels."""
         return self.problem.geometry.groups * self.column_tiles
@@ -141,11 +142,11 @@ class StridedLayout:
     def fragment_words(self) -> int:
         return 8 * self.step_words * self.problem.words_per_value
 
-    @functools.cached_property
+    @once
     def chunk_weight_words(self) -> int:
         return self.tile.depth * self.taps * self.tile.fragments_n * self.fragment_words
 
-    @functools.cached_property
+    @once
     def slices(self) -> tuple[int, ...]:
         """Gradient by input: taps of axis 0 that a source slice meets, by its residue."""
         axis = self.axes[0]
@@ -154,7 +155,7 @@ class StridedLayout:
             counts[k * axis.dilation % axis.unit_source] += 1
         return tuple(counts)
 
-    @functools.cached_property
+    @once
     def lags(self) -> int:
         """Gradient by input: slices of the result whose sums wait in registers."""
         axis = self.axes[0]
@@ -162,14 +163,14 @@ class StridedLayout:
             return 1
         return (axis.kernel - 1) * axis.dilation // axis.unit_source + 1
 
-    @functools.cached_property
+    @once
     def windows(self) -> int:
         """Shifts along D and H that have a tap: windows that a step loads of each fragment."""
         if not self.problem.forward:
             return self.axes[1].kernel * sum(map(bool, self.slices))
         return len(self.axes[0].live_shifts) * len(self.axes[1].live_shifts)
 
-    @functools.cached_property
+    @once
     def stage_weight_words(self) -> int:
         """Weights that a stage brings where they are not resident."""
         if self.problem.forward:
@@ -182,7 +183,7 @@ class StridedLayout:
 
     # ------------------------------------------------------------ registers
 
-    @functools.cached_property
+    @once
     def live_slots(self) -> int:
         return sum(self.live[0]) * sum(self.live[1]) * sum(self.live[2])
 
@@ -203,7 +204,7 @@ class StridedLayout:
 
     # ------------------------------------------------------------ shared memory
 
-    @functools.cached_property
+    @once
     def pipeline_bytes(self) -> int:
         """Shared memory of the stages and of resident weights."""
         return int(self._pipeline_bytes(self.tile.positions))
@@ -221,16 +222,16 @@ class StridedLayout:
             words = self.tile.stages * (box + self.stage_weight_words)
         return 4 * words
 
-    @functools.cached_property
+    @once
     def room(self) -> int:
         """Shared memory that one CTA may use."""
         return self.gpu.shared_for(self.tile.resident)
 
-    @functools.cached_property
+    @once
     def pair_source(self) -> int:
         return 2 * self.axes[2].unit_source
 
-    @functools.cached_property
+    @once
     def lead(self) -> int:
         if self.problem.source_channels_last or self.tile.vector == 1:
             return 0
@@ -239,20 +240,20 @@ class StridedLayout:
         )
         return origin % self.tile.vector
 
-    @functools.cached_property
+    @once
     def window(self) -> int:
         """Positions that a lane holds of a row."""
         vector = self.window_vector
         needed = self.lead % vector + self.axes[2].unit_source + self.axes[2].shifts
         return round_up(needed, vector)
 
-    @functools.cached_property
+    @once
     def window_vector(self) -> int:
         if self.problem.source_channels_last:
             return 1
         return 4 if self.pair_source % 4 == 0 else 2
 
-    @functools.cached_property
+    @once
     def first_live(self) -> Triple:
         """The first slot of each axis that tiles must cover."""
         if self.problem.target_channels_last:
@@ -302,7 +303,7 @@ class StridedLayout:
         )
         return (size0 if self.problem.forward else 1, size1)
 
-    @functools.cached_property
+    @once
     def direct_vector(self) -> int:
         """Lanes store from registers where rows are a multiple of this; 0: nowhere."""
         if self.problem.target_channels_last:
@@ -414,7 +415,7 @@ class StridedLayout:
 
     # ------------------------------------------------------------ CTAs
 
-    @functools.cached_property
+    @once
     def most_workers(self) -> int:
         return max(1, self.tile.resident * self.gpu.multiprocessors // self.n_tiles)
 

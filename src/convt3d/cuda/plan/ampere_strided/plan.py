@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.ampere_strided import cost
 from convt3d.cuda.plan.ampere_strided.layout import Shape, StridedLayout, units_of
 from convt3d.cuda.plan.launches import packed_first, with_strides
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.schedule import (
     Launch,
     Schedule,
@@ -36,7 +36,7 @@ class StridedPlan(StridedLayout):
         found = self.shapes(target)
         return found[int(np.argmin(cost.call_cycles(self, units_of(found), batch, target)))]
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         p, t = self.problem, self.tile
         types = dict(p.type_macros)

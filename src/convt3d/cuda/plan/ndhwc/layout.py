@@ -5,12 +5,12 @@ The numbers mirror ``ndhwc/config.cuh``.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from convt3d.cuda.plan.ndhwc.boxing import ROW_BYTES, Boxing
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.unit_tiles import UnitShape, UnitTile, UnitTileKernel
 from convt3d.cuda.plan.warpgroups import MAX_PRODUCTS, MAX_STAGE_BYTES, consumer_registers
 from convt3d.cuda.schedule import div_up, round_up
@@ -44,7 +44,7 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
 
     # ------------------------------------------------------------ phases, taps and channels
 
-    @functools.cached_property
+    @once
     def spans(self) -> Triple:
         """Positions of the box beside the first that the taps of a work tile reach."""
         whole = 3 - self.tile.split
@@ -55,7 +55,7 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
     def by_warps(self) -> bool:
         return self.tile.split == 0
 
-    @functools.cached_property
+    @once
     def empty_phases(self) -> int:
         """Phases without taps whose outputs bulk copies may write, whole lines of a tile."""
         whole = self.n_tiles == 1 and self.problem.forward and self.problem.target_channels_last
@@ -65,7 +65,7 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
             a.live_phases for a in self.axes[:2]
         )
 
-    @functools.cached_property
+    @once
     def chunks(self) -> int:
         fewest = div_up(self.source_channels, 8 * self.vector)
         if self.groups == 1 or self.by_warps:
@@ -75,7 +75,7 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
         products = self.source_channels // (2 * self.vector)
         return next(n for n in range(fewest, products + 1) if products % n == 0)
 
-    @functools.cached_property
+    @once
     def steps(self) -> int:
         """Products along the channels of a chunk."""
         return div_up(self.source_channels, self.chunks * 2 * self.vector)
@@ -84,12 +84,12 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
     def chunk_channels(self) -> int:
         return self.steps * 2 * self.vector
 
-    @functools.cached_property
+    @once
     def taps(self) -> int:
         """Taps of D and H that a stage unrolls."""
         return math.prod(axis.kernel if axis.block else 1 for axis in self.axes[:2])
 
-    @functools.cached_property
+    @once
     def stages(self) -> int:
         """Stages of a chunk over all phases."""
         if self.by_warps:
@@ -97,12 +97,12 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
         walked = (1 if axis.block else axis.kernel for axis in self.axes[:2])
         return self.axes[2].kernel * math.prod(walked)
 
-    @functools.cached_property
+    @once
     def shares(self) -> int:
         """Chunks and taps of W of a work tile, which the CTAs of a cluster can share."""
         return self.chunks * min(n for n in self.axes[2].phase_taps if n)
 
-    @functools.cached_property
+    @once
     def most_stages(self) -> int:
         """Stages of a chunk in the phase with most taps."""
         if self.by_warps:
@@ -111,7 +111,7 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
         last = self.axes[2]
         return (last.kernel if last.block else last.max_taps) * math.prod(most)
 
-    @functools.cached_property
+    @once
     def boxes(self) -> float:
         """Boxes of a chunk, of the mean work tile."""
         return math.prod(
@@ -119,13 +119,13 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
             for axis in self.axes[3 - self.tile.split :]
         )
 
-    @functools.cached_property
+    @once
     def slots(self) -> Triple:
         """Slots of a unit that a work tile has along each axis."""
         first, second, third = (axis.slots for axis in self.axes)
         return (first, second, third)
 
-    @functools.cached_property
+    @once
     def paired_products(self) -> int:
         """Products of a warp's 16 units and 8 columns, of two shifts of W each."""
         axis = self.axes[2]
@@ -222,7 +222,7 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
         order = 4 * MOST_ROUNDS if self.tile.samples_inside else 0
         return round_up(BARRIER_BYTES + order, 1024 if self.tile.direct else 128)
 
-    @functools.cached_property
+    @once
     def boxing(self) -> Boxing:
         """How boxes of the source lie in shared memory."""
         t = self.tile
@@ -241,7 +241,7 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
         """Of a CTA, whatever the extents."""
         return self._bytes_beside_boxes + self.tile.source_stages * self.box_bytes(shape)
 
-    @functools.cached_property
+    @once
     def _bytes_beside_boxes(self) -> int:
         weights = self._weight_offset + self.tile.weight_stages * self.stage_bytes
         stores = 4 * self.tile.consumers * (256 + self._staging_bytes)
@@ -263,7 +263,7 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
         )
         return (a, b, c)
 
-    @functools.cached_property
+    @once
     def beyond(self) -> Triple:
         """Slots before the first one with a tap, along each axis that has all of them.
 

@@ -5,7 +5,6 @@ A contiguous source is copied to channels_last before, and a contiguous target i
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from convt3d.cuda.plan.launches import copied_first, packed_first, with_strides
 from convt3d.cuda.plan.ndhwc import cost
 from convt3d.cuda.plan.ndhwc.boxing import ROW_BYTES
 from convt3d.cuda.plan.ndhwc.layout import NdhwcLayout
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.search import with_tile
 from convt3d.cuda.plan.unit_tiles import UnitShape
 from convt3d.cuda.plan.warpgroups import source_map
@@ -37,7 +37,7 @@ class WgmmaNdhwcPlan(NdhwcLayout):
 
     # ------------------------------------------------------------ launches
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         p, t = self.problem, self.tile
         values: dict[str, object] = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.patch import cost, maps
 from convt3d.cuda.plan.patch.layout import PatchLayout
 from convt3d.cuda.schedule import (
@@ -29,7 +29,7 @@ class WgmmaPatchPlan(PatchLayout):
     ``ampere/patch/kernel.cu`` runs.
     """
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         t = self.tile
         return self.product_macros + macros(

@@ -14,6 +14,7 @@ from convt3d.cuda.plan import banks
 from convt3d.cuda.plan.axes import source_extents
 from convt3d.cuda.plan.banks import Four
 from convt3d.cuda.plan.extents import even_cuts, near_cuts, tile_counts
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.phases.products import PhasesProducts
 from convt3d.cuda.plan.phases.tile import PhasesShape, Staging, Tiling, staging_of
 from convt3d.cuda.plan.warpgroups import fits_map
@@ -30,14 +31,14 @@ class PhasesLayout(PhasesProducts):
 
     # ------------------------------------------------------------ shared memory
 
-    @functools.cached_property
+    @once
     def barrier_bytes(self) -> int:
         t = self.tile
         pairs = t.source_stages + (1 if t.resident_weights else t.weight_stages)
         pairs += _MOST_BUFFERS if t.store_warps else 0
         return round_up(16 * pairs + (8 if t.ping_pong else 0), _BARRIER_BYTES)
 
-    @functools.cached_property
+    @once
     def box_offset(self) -> int:
         zeros = 0 if self.tile.by_map else 128
         return round_up(self.barrier_bytes + zeros + self.tile.weight_stages * self.slot_bytes, 128)
@@ -87,7 +88,7 @@ class PhasesLayout(PhasesProducts):
         fit = room // self._buffer_bytes(shape, target)
         return max(2, min(fit, max(3, self.staging_rounds), _MOST_BUFFERS))
 
-    @functools.cached_property
+    @once
     def staging_rounds(self) -> int:
         """How often a work tile with taps stages columns for the store warps."""
         return self.axes[0].live_slots * self.tile.column_tile // self.staged_columns
@@ -111,7 +112,7 @@ class PhasesLayout(PhasesProducts):
         size = (target[0], target[1], target[2])
         return staging_of(shape.units, slices, own, parts, slots, strides, size, channels, vector)
 
-    @functools.cached_property
+    @once
     def _staged(self) -> tuple[int, tuple[int, int], tuple[int, int], bool, int, int]:
         """What all tiles have in common: see staging_of, and whether units have whole slices."""
         _, h, w = self.axes
@@ -127,7 +128,7 @@ class PhasesLayout(PhasesProducts):
 
     # ------------------------------------------------------------ tiles
 
-    @functools.cached_property
+    @once
     def unit_target(self) -> Triple:
         """Target positions of a unit along each axis, over all phases."""
         return self.problem.geometry.stride if self.problem.forward else (1, 1, 1)

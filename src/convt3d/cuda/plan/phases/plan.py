@@ -6,7 +6,6 @@ few columns of work for all CTAs. A row of M is a unit: one period of phases.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.launches import packed_first, with_strides
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.phases import cost
 from convt3d.cuda.plan.phases.layout import PhasesLayout
 from convt3d.cuda.plan.phases.tile import PhasesShape, PhasesTile
@@ -40,7 +40,7 @@ class PhasesLaunches(PhasesLayout):
 
     # ------------------------------------------------------------ launches
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         p, t = self.problem, self.tile
         values: dict[str, object] = {

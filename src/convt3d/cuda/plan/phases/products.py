@@ -5,12 +5,12 @@ The numbers mirror ``phases/config.cuh``.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from dataclasses import dataclass
 
 from convt3d.cuda.plan.axes import Axis
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.phases.tile import AnyPhasesTile, PhasesShape
 from convt3d.cuda.plan.unit_tiles import UnitTileKernel
 from convt3d.cuda.plan.warpgroups import consumer_registers
@@ -34,23 +34,23 @@ class PhasesProducts(UnitTileKernel[PhasesShape]):
 
     # ------------------------------------------------------------ phases, taps and channels
 
-    @functools.cached_property
+    @once
     def unrolled(self) -> tuple[Axis, ...]:
         """Axes whose phases are slots of a unit."""
         return tuple(axis for axis in self.axes if axis.block)
 
-    @functools.cached_property
+    @once
     def apart(self) -> tuple[Axis, ...]:
         """Axes whose phases are work tiles of their own, and whose taps are walked."""
         return tuple(axis for axis in self.axes if not axis.block)
 
-    @functools.cached_property
+    @once
     def phase_spans(self) -> Triple:
         """Positions of the box beside the first that the taps of a work tile reach."""
         first, second, third = (axis.span for axis in self.axes)
         return (0 if self.tile.tap_boxes else first, second, third)
 
-    @functools.cached_property
+    @once
     def product_work_tiles(self) -> int:
         """Work tiles of a tile that CTAs multiply: a store warp stores what has no taps."""
         if not self.tile.store_warps:
@@ -62,44 +62,44 @@ class PhasesProducts(UnitTileKernel[PhasesShape]):
     def chunk_channels(self) -> int:
         return 2 * self.vector
 
-    @functools.cached_property
+    @once
     def chunks(self) -> int:
         return div_up(self.problem.source_channels, self.chunk_channels)
 
-    @functools.cached_property
+    @once
     def taps(self) -> int:
         """Taps that a stage unrolls."""
         return math.prod(axis.kernel for axis in self.unrolled)
 
-    @functools.cached_property
+    @once
     def walked(self) -> int:
         """Stages of a chunk over all phases: taps of the phased axes."""
         return math.prod(axis.kernel for axis in self.apart)
 
-    @functools.cached_property
+    @once
     def most_walked(self) -> int:
         """Stages of a chunk in the phase with most taps."""
         return math.prod(axis.max_taps for axis in self.apart)
 
-    @functools.cached_property
+    @once
     def steps(self) -> int:
         """Fragments of units that a stage loads: shifts with any tap."""
         return math.prod(len(axis.live_shifts) for axis in self.unrolled)
 
-    @functools.cached_property
+    @once
     def slots(self) -> int:
         """Outputs of a unit and column of a work tile."""
         return math.prod(axis.slots for axis in self.axes)
 
-    @functools.cached_property
+    @once
     def stage_bytes(self) -> int:
         return self.taps * self.tile.column_tile * 32 * self.problem.words_per_value
 
-    @functools.cached_property
+    @once
     def packed_bytes(self) -> int:
         return self.n_tiles * self.chunks * self.walked * self.stage_bytes
 
-    @functools.cached_property
+    @once
     def pair_words(self) -> int:
         """Words of two positions that a lane's pair reads, for all shifts of W."""
         shifts = self.axes[2].live_shifts
@@ -107,7 +107,7 @@ class PhasesProducts(UnitTileKernel[PhasesShape]):
 
     # ------------------------------------------------------------ IEEE-grade sums
 
-    @functools.cached_property
+    @once
     def split(self) -> bool:
         """Whether operands are split in two parts and chains of products added up outside."""
         return self.problem.words_per_value > 1
@@ -122,7 +122,7 @@ class PhasesProducts(UnitTileKernel[PhasesShape]):
         """Chains with accumulators: two, one of which is added up under the other, or one."""
         return self._split_way[1]
 
-    @functools.cached_property
+    @once
     def _split_way(self) -> tuple[int, int]:
         """As many rows, then chains, as registers have room for: long chains are few.
 
@@ -144,7 +144,7 @@ class PhasesProducts(UnitTileKernel[PhasesShape]):
         )
         return next(fitting, (1, 1))
 
-    @functools.cached_property
+    @once
     def split_sets(self) -> int:
         """Chains of a stage and block: of each slot with a tap in rows that are loaded together."""
         if self.split_rows == 1:

@@ -17,6 +17,7 @@ from convt3d.cuda.plan import banks
 from convt3d.cuda.plan.axes import SlicedAxis, sliced_axis
 from convt3d.cuda.plan.banks import Four
 from convt3d.cuda.plan.extents import near_cuts
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.phases.cost import product_cycles
 from convt3d.cuda.plan.phases.layout import box_lead
 from convt3d.cuda.plan.phases.plan import PhasesLaunches
@@ -67,7 +68,7 @@ class WgmmaStridedDgradPlan(PhasesLaunches):
         # Threads that work out bulk copies spill with fewer.
         return super().producer_registers if self.tile.by_map else 40
 
-    @functools.cached_property
+    @once
     def swept(self) -> SlicedAxis:
         axis = self.axes[0]
         return sliced_axis(axis.kernel, axis.stride, axis.padding, axis.dilation)
@@ -86,7 +87,7 @@ class WgmmaStridedDgradPlan(PhasesLaunches):
     def staged_columns(self) -> int:
         return 8 if self.tile.sweep else super().staged_columns
 
-    @functools.cached_property
+    @once
     def met(self) -> tuple[int, int]:
         """Source slices and lines from one that taps meet to the next."""
         first, second = (
@@ -108,7 +109,7 @@ class WgmmaStridedDgradPlan(PhasesLaunches):
         """Neighbours along W that are loaded at once."""
         return 2 if self.axes[2].stride % 2 == 0 else 1
 
-    @functools.cached_property
+    @once
     def steps(self) -> int:
         """Fragments of units that a stage loads: places along W that taps meet."""
         axis = self.axes[2]
@@ -280,14 +281,14 @@ class WgmmaStridedDgradPlan(PhasesLaunches):
         wide = self.pair if per_word == 1 else 1
         return banks.load_cycles(rows, own, shape.units, steps, channel, per_word, wide)
 
-    @functools.cached_property
+    @once
     def _pair_positions(self) -> list[int]:
         """Positions that a pair of units reads, counted from the first one's."""
         axis = self.axes[2]
         shifts = [k * axis.dilation - axis.padding for k in range(axis.kernel)]
         return sorted({unit * axis.stride + shift for unit in (0, 1) for shift in shifts})
 
-    @functools.cached_property
+    @once
     def _pair_groups(self) -> tuple[tuple[int, int], ...]:
         """Of each aligned four of them: the first word that is loaded, and how many."""
         found = []
@@ -304,7 +305,7 @@ class WgmmaStridedDgradPlan(PhasesLaunches):
 
     # ------------------------------------------------------------ launches
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         t = self.tile
         own = macros(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.launches import packed_first, with_strides
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.sweep import cost
 from convt3d.cuda.plan.sweep.products import SweepProducts
 from convt3d.cuda.schedule import (
@@ -26,7 +26,7 @@ from convt3d.cuda.schedule import (
 class WgmmaSweepPlan(SweepProducts):
     """The launches of a sweep kernel for one problem on one kind of GPU."""
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         p, t = self.problem, self.tile
         consumer_registers, producer_registers = self.registers

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convt3d.cuda.plan.axes import Axis, StackedAxis, axis_of
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.warpgroups import consumer_registers
 from convt3d.cuda.schedule import Problem, div_up, round_up
 from convt3d.geometry import Triple
@@ -96,21 +97,21 @@ class SweepProducts:
     def order(self) -> Triple:
         return (1, 0, 2) if self.swapped else (0, 1, 2)
 
-    @functools.cached_property
+    @once
     def sweep(self) -> StackedAxis:
         return _axes(self.problem, self.swapped, self.tile.planes)[0]
 
-    @functools.cached_property
+    @once
     def plane(self) -> tuple[Axis, Axis]:
         """Axes 1 and 2."""
         return _axes(self.problem, self.swapped, self.tile.planes)[1:]
 
-    @functools.cached_property
+    @once
     def phases(self) -> int:
         """Phases of axis 1, which are columns of work of their own."""
         return len(self.plane[0].phase_taps)
 
-    @functools.cached_property
+    @once
     def slots2(self) -> int:
         return self.plane[1].unit_target
 
@@ -123,24 +124,24 @@ class SweepProducts:
         """Whether lines of rows have even length, so that sources may move in pairs."""
         return not self.problem.source_channels_last and self.plane[1].unit_source % 2 == 1
 
-    @functools.cached_property
+    @once
     def column_tiles(self) -> int:
         return div_up(self.problem.target_channels, self.tile.column_tile)
 
-    @functools.cached_property
+    @once
     def stacked(self) -> int:
         return self.sweep.kernel * self.tile.column_tile
 
-    @functools.cached_property
+    @once
     def accumulators(self) -> int:
         return self.slots2 * self.tile.blocks * self.sweep.window * self.tile.column_tile // 2
 
-    @functools.cached_property
+    @once
     def parts(self) -> int:
         """Words of a value of an operand: two TF32 parts of a split float32."""
         return self.problem.words_per_value
 
-    @functools.cached_property
+    @once
     def set_columns(self) -> tuple[int, ...]:
         """Columns of the sets of split products of one chain of taps and one block of rows."""
         return tuple(count * self.tile.column_tile for _, count in self.sweep.runs if count)
@@ -151,7 +152,7 @@ class SweepProducts:
         whole = max(self.sweep.blocks) * self.tile.column_tile
         return whole if self.parts == 1 else max(self.set_columns)
 
-    @functools.cached_property
+    @once
     def chain_taps(self) -> int:
         """Neighbouring taps of axis 2 whose split products are a set.
 
@@ -170,12 +171,12 @@ class SweepProducts:
             longest -= 1
         return div_up(self.plane[1].kernel, div_up(taps, longest))
 
-    @functools.cached_property
+    @once
     def chains(self) -> int:
         """Sets of split products of a slot, source plane and block of rows."""
         return div_up(self.plane[1].kernel, self.chain_taps)
 
-    @functools.cached_property
+    @once
     def product_sets(self) -> int:
         """Sets of split products that have accumulators of their own."""
         if self.parts == 1:
@@ -183,7 +184,7 @@ class SweepProducts:
         beside = self.accumulators + 2 * max(self.set_columns) // 2
         return 2 if beside <= MAX_ACCUMULATORS else 1
 
-    @functools.cached_property
+    @once
     def live(self) -> int:
         """Registers of all sums."""
         sets = self.product_sets
@@ -201,16 +202,16 @@ class SweepProducts:
         alone = self.slots2 == 1 and axis.unit_source == 1
         return self.parts == 1 and alone and axis.kernel > 1 and last < half
 
-    @functools.cached_property
+    @once
     def chunks(self) -> int:
         return div_up(self.problem.source_channels, self.chunk_channels)
 
-    @functools.cached_property
+    @once
     def stage_bytes(self) -> int:
         """Weights of one (chunk, tap of axis 1)."""
         return self.plane[1].kernel * self.stacked * 32 * self.parts
 
-    @functools.cached_property
+    @once
     def set_bytes(self) -> int:
         """Weights of a column tile."""
         return self.chunks * self.plane[0].kernel * self.stage_bytes
@@ -219,14 +220,14 @@ class SweepProducts:
     def packed_bytes(self) -> int:
         return self.problem.geometry.groups * self.column_tiles * self.set_bytes
 
-    @functools.cached_property
+    @once
     def position_bytes(self) -> int:
         """Of all planes and residues of a box."""
         return self.sweep.source_step * self.residues * 32 * self.parts
 
     # ------------------------------------------------------------ shared memory and registers
 
-    @functools.cached_property
+    @once
     def staged(self) -> tuple[int, int]:
         """Columns that the epilogue stages at a time, and buffers of them."""
         t = self.tile
@@ -236,7 +237,7 @@ class SweepProducts:
             return t.column_tile, 1
         return min(t.column_tile, _MAX_STAGED // 2), 2
 
-    @functools.cached_property
+    @once
     def _store_bytes(self) -> int:
         """Tables of rows, and staged columns."""
         elements, size = 64 * self.tile.blocks * self.slots2, self.problem.element_bytes
@@ -270,7 +271,7 @@ class SweepProducts:
     def leaves_l1_beside(self, shared_bytes: int) -> bool:
         return not self.large or self.parts > 1 or shared_bytes <= _MOST_SHARED
 
-    @functools.cached_property
+    @once
     def registers(self) -> tuple[int, int]:
         """Registers of a consuming and of a producing thread."""
         t = self.tile
@@ -280,12 +281,12 @@ class SweepProducts:
                 return consumer, producer
         return consumer, producer
 
-    @functools.cached_property
+    @once
     def fill_loads(self) -> int:
         """Pairs of positions that a filling thread loads for a box."""
         return self.tile.fill_pairs * self.plane[0].unit_source * self.sweep.source_step
 
-    @functools.cached_property
+    @once
     def fill_batch(self) -> int:
         """Pairs whose words a filling thread has in flight, as its registers allow."""
         places = 2 * self.tile.fill_pairs * self.plane[0].unit_source

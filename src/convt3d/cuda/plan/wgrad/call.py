@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.wgrad.kernel import Kernel
 from convt3d.cuda.schedule import MAP_BOX, div_up
 from convt3d.geometry import Triple
@@ -59,16 +59,16 @@ class Call:
     kernel: Kernel
     input_size: Triple
 
-    @functools.cached_property
+    @once
     def size(self) -> Triple:
         return self.kernel.in_order(self.input_size)
 
-    @functools.cached_property
+    @once
     def output_size(self) -> Triple:
         """The extents (D, H, W) of the gradient."""
         return self.kernel.problem.geometry.output_size(self.input_size)
 
-    @functools.cached_property
+    @once
     def output(self) -> Triple:
         return self.kernel.in_order(self.output_size)
 
@@ -76,12 +76,12 @@ class Call:
         a, b, _ = self.kernel.in_order((extents[1] * extents[2], extents[2], 1))
         return (a, b)
 
-    @functools.cached_property
+    @once
     def source_strides(self) -> tuple[int, int]:
         """Elements of x from one position along axis 0 or 1 to the next."""
         return self._strides(self.input_size)
 
-    @functools.cached_property
+    @once
     def target_strides(self) -> tuple[int, int]:
         return self._strides(self.output_size)
 
@@ -90,14 +90,14 @@ class Call:
         """Elements of the gradient from one useful row to the next."""
         return self.target_strides[1] * self.kernel.steps[1]
 
-    @functools.cached_property
+    @once
     def sample_bytes(self) -> int:
         """Of both tensors."""
         g = self.kernel.problem.geometry
         elements = g.in_channels * math.prod(self.size) + g.out_channels * math.prod(self.output)
         return elements * self.kernel.problem.element_bytes
 
-    @functools.cached_property
+    @once
     def rows(self) -> tuple[int, int]:
         """First row and number of rows along axis 1; gradient rows where taps are columns."""
         k = self.kernel
@@ -112,12 +112,12 @@ class Call:
 
     # ------------------------------------------------------------ x
 
-    @functools.cached_property
+    @once
     def paired(self) -> bool:
         """Whether 16 bytes of x are two rows of W, and planes are whole pieces of 16 bytes."""
         return self.size[2] * 2 == self.kernel.line and self.size[1] % 2 == 0
 
-    @functools.cached_property
+    @once
     def source_map(self) -> bool:
         """Whether x comes by tensor map: rows of W in whole pieces of 16 bytes."""
         k = self.kernel

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, field
 
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.split_k import WORKSPACE_BYTES
 from convt3d.cuda.schedule import Gpu, Problem, div_up
 from convt3d.geometry import Triple
@@ -93,19 +93,19 @@ class Kernel:
         a, b, c = self.order
         return (values[a], values[b], values[c])
 
-    @functools.cached_property
+    @once
     def kernel_size(self) -> Triple:
         return self.in_order(self.problem.geometry.kernel_size)
 
-    @functools.cached_property
+    @once
     def stride(self) -> Triple:
         return self.in_order(self.problem.geometry.stride)
 
-    @functools.cached_property
+    @once
     def padding(self) -> Triple:
         return self.in_order(self.problem.geometry.padding)
 
-    @functools.cached_property
+    @once
     def dilation(self) -> Triple:
         return self.in_order(self.problem.geometry.dilation)
 
@@ -114,24 +114,24 @@ class Kernel:
         """From a tap along axis 1 to the next that x meets one row on."""
         return self.stride[1] // self.dilation[1]
 
-    @functools.cached_property
+    @once
     def taps(self) -> Triple:
         """Taps that are rows of the product."""
         a, b, c = self.kernel_size
         return (a, min(self._column_step, b) if self.column_taps else b, c)
 
-    @functools.cached_property
+    @once
     def taps_across(self) -> int:
         """Taps that are columns of the product."""
         return div_up(self.kernel_size[1], self._column_step) if self.column_taps else 1
 
-    @functools.cached_property
+    @once
     def columns(self) -> int:
         return self.channel_tile_n * self.taps_across
 
     # ------------------------------------------------------------ positions of the gradient
 
-    @functools.cached_property
+    @once
     def steps(self) -> Triple:
         """Of the gradient only every step-th position is of use."""
         a, b, c = (
@@ -140,13 +140,13 @@ class Kernel:
         )
         return (a, b, 1 if self.whole_rows else c)
 
-    @functools.cached_property
+    @once
     def units(self) -> Triple:
         """Useful positions of the gradient from one position of x to the next."""
         a, b, c = (s // t for s, t in zip(self.stride, self.steps, strict=True))
         return (a, b, c)
 
-    @functools.cached_property
+    @once
     def reaches(self) -> Triple:
         """Useful positions from one tap to the next."""
         a, b, c = (
@@ -172,7 +172,7 @@ class Kernel:
         """Positions of such a row."""
         return self._met(2, positions, self.taps[2])
 
-    @functools.cached_property
+    @once
     def shifts(self) -> int:
         """Of x along W, that both phases of the gradient's positions meet."""
         padding, taps = self.padding[2], self.taps[2]
@@ -180,23 +180,23 @@ class Kernel:
 
     # ------------------------------------------------------------ rows of the product
 
-    @functools.cached_property
+    @once
     def octet_taps(self) -> int:
         """Taps of eight neighbouring rows."""
         return 1 if self.together else math.gcd(self.units[2], 4)
 
-    @functools.cached_property
+    @once
     def channel_octets(self) -> int:
         """Of the same taps."""
         return self.channel_tile_m * self.octet_taps // 8
 
-    @functools.cached_property
+    @once
     def octets(self) -> int:
         if self.together:
             return self.taps[2] * self.consumers * 8
         return div_up(math.prod(self.taps), self.octet_taps) * self.channel_octets
 
-    @functools.cached_property
+    @once
     def row_blocks(self) -> int:
         return div_up(self.octets, 8)
 
@@ -204,16 +204,16 @@ class Kernel:
     def cta_blocks(self) -> int:
         return self.consumers * self.blocks
 
-    @functools.cached_property
+    @once
     def row_tiles(self) -> int:
         return div_up(self.row_blocks, self.cta_blocks)
 
-    @functools.cached_property
+    @once
     def last_blocks(self) -> int:
         """Of the last row tile."""
         return self.row_blocks - (self.row_tiles - 1) * self.cta_blocks
 
-    @functools.cached_property
+    @once
     def tap_span(self) -> int:
         """Most taps along axis 0 that a CTA's rows touch."""
         per_slice = self.taps[1] * self.taps[2]
@@ -232,7 +232,7 @@ class Kernel:
 
     # ------------------------------------------------------------ sums
 
-    @functools.cached_property
+    @once
     def tiles(self) -> int:
         """Of channels of both tensors."""
         p = self.problem
@@ -251,7 +251,7 @@ class Kernel:
         """Shared memory of a CTA's sums, as `Config::sum_pitch` has them, and a barrier."""
         return 4 * self.columns * (64 * self.cta_blocks + 4) + 8 + 1024 + 128
 
-    @functools.cached_property
+    @once
     def most_splits(self) -> int:
         """CTAs of a channel tile that fill the GPU once, within the workspace."""
         weight_bytes = 4 * math.prod(self.problem.geometry.weight_size)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.wgrad.call import Call, Fill
 from convt3d.cuda.plan.wgrad.kernel import Kernel
 from convt3d.cuda.schedule import MAP_BOX, div_up, round_up
@@ -43,13 +44,13 @@ class Layout:
     call: Call
     fill: Fill
 
-    @functools.cached_property
+    @once
     def kernel(self) -> Kernel:
         return self.call.kernel
 
     # ------------------------------------------------------------ tiles
 
-    @functools.cached_property
+    @once
     def shapes(self) -> list[Triple]:
         """Tiles of positions, of which those that the fill of x can bring."""
         k, size = self.kernel, self.call.size
@@ -278,7 +279,7 @@ class Layout:
         """Whether producers write the border's zeros into boxes of whole lines."""
         return self.call.padded and self.fill is Fill.FLAT
 
-    @functools.cached_property
+    @once
     def sums_bias(self) -> bool:
         """Whether the gradient by bias comes with that by weight, where it is wanted.
 

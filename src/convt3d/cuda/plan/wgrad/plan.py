@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.wgrad import launches
 from convt3d.cuda.plan.wgrad.call import Call, Fill
 from convt3d.cuda.plan.wgrad.kernel import Kernel
@@ -29,7 +29,7 @@ class WgmmaWgradPlan(Kernel):
             self._layouts[d, h, w] = best_layout(Call(self, (d, h, w)))
         return self._layouts[d, h, w]
 
-    @functools.cached_property
+    @once
     def _layouts(self) -> dict[Triple, Layout | None]:
         return {}
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.split_k import LONGEST_SUM
 from convt3d.cuda.plan.wgrad.kernel import Kernel
 from convt3d.cuda.plan.wgrad.layout import Layout, Tile
@@ -38,29 +38,29 @@ class Work:
     def kernel(self) -> Kernel:
         return self.layout.kernel
 
-    @functools.cached_property
+    @once
     def across(self) -> tuple[int, int]:
         """Tiles along axes 1 and 2."""
         _, t1, t2 = self.tile.positions
         return div_up(self.layout.call.rows[1], t1), div_up(self.layout.call.size[2], t2)
 
-    @functools.cached_property
+    @once
     def down(self) -> int:
         """Steps of a column."""
         return div_up(self.layout.call.size[0], self.tile.positions[0])
 
-    @functools.cached_property
+    @once
     def columns(self) -> int:
         return self.batch * math.prod(self.across)
 
-    @functools.cached_property
+    @once
     def steps(self) -> int:
         return self.columns * self.down
 
     def _products(self, steps: int) -> int:
         return math.prod(self.tile.positions) // self.kernel.depth * steps
 
-    @functools.cached_property
+    @once
     def fits_cluster(self) -> bool:
         """Whether CTAs of a cluster, if there is one, can put down their sums for each other."""
         k = self.kernel
@@ -70,7 +70,7 @@ class Work:
         fits = k.sum_bytes <= k.gpu.shared_per_block and k.columns % k.cluster == 0
         return fits and (k.ieee or products <= LONGEST_SUM)
 
-    @functools.cached_property
+    @once
     def direct(self) -> bool:
         """Whether CTAs store the weight themselves: sums are whole and fit into shared memory."""
         k = self.kernel
@@ -93,7 +93,7 @@ class Work:
 
     # ------------------------------------------------------------ splits
 
-    @functools.cached_property
+    @once
     def splits(self) -> tuple[int, int]:
         """CTAs that share the steps, for full row tiles and for the last one.
 
@@ -144,23 +144,23 @@ class Work:
 
     # ------------------------------------------------------------ cycles
 
-    @functools.cached_property
+    @once
     def _step(self) -> Callable[[float], float]:
         return step_cycles(self.layout, self.tile)
 
-    @functools.cached_property
+    @once
     def full_step(self) -> float:
         """Cycles of a step of a full row tile."""
         return self._step(self.kernel.cta_blocks)
 
-    @functools.cached_property
+    @once
     def last_step(self) -> float:
         """Cycles of a step of the last row tile; of an odd number one consumer has more blocks."""
         k = self.kernel
         even = round_up(k.last_blocks, k.consumers)
         return self._step((max(k.last_blocks, k.consumers) + even) / 2)
 
-    @functools.cached_property
+    @once
     def cycles(self) -> float:
         """Of the call; inf where a cluster does not fit."""
         k, (full, last) = self.kernel, self.splits
