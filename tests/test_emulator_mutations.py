@@ -438,6 +438,14 @@ PLANTED = {
         Mutation("wgrad_ndhwc/kernel.cu", r"\n *fence_async_proxy\(\);", ";"),
         "fence",
     ),
+    "gradient by weight, channels_last: runs are stored before all taps are there": (
+        Mutation(
+            "wgrad_ndhwc/kernel.cu",
+            r"__syncthreads\(\);(\s*const int in = run)",
+            r"\1",
+        ),
+        "missing __sync",
+    ),
     "packed weights: word of the wrong lane": (
         Mutation("ampere/gather/pack.cu", r"word_of\(lane % 4, half\)", "word_of(lane / 8, half)"),
         "wrong result",

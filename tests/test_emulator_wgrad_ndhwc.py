@@ -166,6 +166,24 @@ def test_splits_are_added_in_order(multiprocessors: int) -> None:
     assert len(launches) == (1 if multiprocessors == 1 else 2)
 
 
+@pytest.mark.parametrize(
+    ("arithmetic", "multiprocessors", "blocks"),
+    [(BF16, 1, 15 * 5), (BF16, 120, 15 * 8), (TF32, 1, 6 * 5), (TF32, 120, 6 * 19)],
+    ids=lambda value: str(getattr(value, "value", value)),
+)
+def test_runs_of_taps(arithmetic: Arithmetic, multiprocessors: int, blocks: int) -> None:
+    """A contiguous weight of 147 taps: more than a CTA takes, and parts that fill the GPU."""
+    geometry = layer((24, 40), (3, 7, 7), 1, (1, 3, 3))
+    tile = Tile(True, (2, 1), 1, 32, 32, 2)
+    if arithmetic is TF32:
+        geometry = layer((12, 36), (3, 7, 7), 1, (1, 3, 3), groups=3)
+        tile = replace(tile, columns=16)
+    gpu = replace(Gpu(), multiprocessors=multiprocessors)
+    plan = plan_of(geometry, arithmetic, tile, gpu, (False, False))
+    check(plan, (2, 3, 9), 1, False)
+    assert plan.schedule(1, (2, 3, 9)).launches[-1].grid == blocks
+
+
 def test_long_sums_are_split() -> None:
     plan = plan_of(layer((64, 64), 1), BF16, Tile(False, (1, 2), 1, 64, 64, 2), FEW)
     extents, box = (4, 16, 64, 64), (1, 1, 1, 64)

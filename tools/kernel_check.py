@@ -113,7 +113,7 @@ def tensors_of(problem, x, w, b, gy):
     """Operands on the device by name, and the one to be written, which holds no number yet."""
     source_last, target_last = problem.source_channels_last, problem.target_channels_last
     if problem.operation == "grad_weight":
-        out = on_device(torch.full_like(w, float("nan")))
+        out = on_device(torch.full_like(w, float("nan")), source_last and target_last)
         t = {
             "source": on_device(x, source_last),
             "target": on_device(gy, target_last),

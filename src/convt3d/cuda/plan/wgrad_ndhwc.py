@@ -5,7 +5,6 @@ Contiguous tensors are copied to channels_last before.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -15,9 +14,10 @@ import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.launches import MOST_COPIED, copied_first, copy_cycles, copy_refusal
+from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.position_box import Box, lines_box, smallest_box, steps_of
 from convt3d.cuda.plan.search import by_cost, with_tile
-from convt3d.cuda.plan.split_k import LONGEST_SUM, MAX_REGISTERS, in_two_passes, most_splits
+from convt3d.cuda.plan.split_k import LONGEST_SUM, MAX_REGISTERS, most_splits
 from convt3d.cuda.schedule import (
     WEIGHT_STRIDES,
     Gpu,
@@ -47,9 +47,9 @@ _CTA_CYCLES, _REDUCE_CYCLES = 4000.0, 4000.0
 # Factors, by element bytes, that make these cycles comparable with those of ampere_wgrad.py: the
 # mean ratio over those layers.
 _MEASURED = {2: 1.37, 4: 1.87}
-# Of an element of a contiguous weight, whose taps are neighbours: each is a store of its own. What
-# plans on copies take of what is counted, beside those of wgrad/, over 158 problems.
-_APART_CYCLES, _ON_COPIES = 2.0, 0.9
+# What plans on copies take of what is counted, beside those of wgrad/, over 158 problems.
+_ON_COPIES = 0.9
+_MOST_RUN = 32  # blocks of 8 x 8 channels of a CTA of the second pass: four a warp
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class WgmmaWgradNdhwcPlan:
 
     # ------------------------------------------------------------ derived sizes
 
-    @functools.cached_property
+    @once
     def taps(self) -> int:
         return math.prod(self.problem.geometry.kernel_size)
 
@@ -121,7 +121,7 @@ class WgmmaWgradNdhwcPlan:
         """Channels of x of a box."""
         return 32 if self.transposes or self.problem.source_channels <= 32 else 64
 
-    @functools.cached_property
+    @once
     def target_atom(self) -> int:
         """Channels of the gradient of a box: 64, unless these are a fifth more than there are."""
         n = self.problem.target_channels
@@ -131,17 +131,31 @@ class WgmmaWgradNdhwcPlan:
     def consumers(self) -> int:
         return self.tile.consumers[0] * self.tile.consumers[1]
 
-    @functools.cached_property
+    @once
     def extents(self) -> tuple[int, int]:
         """Rows and columns of a CTA."""
         t = self.tile
         return 64 * t.blocks * t.consumers[0], t.columns * t.consumers[1]
 
-    @functools.cached_property
+    @once
     def sides(self) -> tuple[int, int]:
         """Channels of x, and of the gradient's taps, of a CTA."""
         m, n = self.extents
         return (n, m) if self.tile.taps_on_m else (m, n)
+
+    @property
+    def along_taps(self) -> bool:
+        """Whether neighbours in the weight are taps, not channels of the gradient.
+
+        So it is in a contiguous weight; its layout is taken to be that of x.
+        """
+        return self.taps > 1 and not self.problem.source_channels_last
+
+    @once
+    def elements(self) -> int:
+        """Sums of all work tiles."""
+        m, n = self.extents
+        return self.tiles * m * n
 
     @property
     def strip(self) -> int:
@@ -162,24 +176,24 @@ class WgmmaWgradNdhwcPlan:
         rows = t.positions + self.halo * t.positions // t.lines
         return round_up(rows, 1024 // (self.target_atom * self.problem.element_bytes))
 
-    @functools.cached_property
+    @once
     def boxes(self) -> tuple[int, int]:
         source, target = self.sides
         return div_up(source, self.source_atom), target // self.target_atom // self.strip
 
-    @functools.cached_property
+    @once
     def atoms(self) -> int:
         """Of the gradient, in a group."""
         return self.taps * div_up(self.problem.target_channels, self.target_atom)
 
-    @functools.cached_property
+    @once
     def tiles(self) -> int:
         p = self.problem
         across = div_up(p.source_channels, self.sides[0])
         across *= div_up(self.atoms, self.sides[1] // self.target_atom)
         return across * p.geometry.groups
 
-    @functools.cached_property
+    @once
     def stage_bytes(self) -> int:
         source, target = self.boxes
         channels = source * self.source_atom + (self.tile.columns if self.transposes else 0)
@@ -197,7 +211,7 @@ class WgmmaWgradNdhwcPlan:
 
     # ------------------------------------------------------------ launches
 
-    @functools.cached_property
+    @once
     def macros(self) -> tuple[tuple[str, str], ...]:
         p, t = self.problem, self.tile
         return (
@@ -219,6 +233,7 @@ class WgmmaWgradNdhwcPlan:
                 stages=t.stages,
                 shares=t.lines > 0,
                 target_rows=self.target_rows,
+                along_taps=self.along_taps,
             )
         )
 
@@ -230,7 +245,7 @@ class WgmmaWgradNdhwcPlan:
             return lines_box(extents, self.tile.positions, self.tile.lines)
         return smallest_box(extents, self.tile.positions, self.problem.geometry.stride)
 
-    @functools.cached_property
+    @once
     def apart(self) -> WgmmaWgradNdhwcPlan:
         """The same with a box for each tap, for extents without a box that taps share."""
         fitting = (n for n in _POSITIONS[self.problem.element_bytes] if n <= self.tile.positions)
@@ -246,17 +261,15 @@ class WgmmaWgradNdhwcPlan:
     def _ways(self, extents: Box, box: Box) -> Iterator[tuple[float, int]]:
         """Cycles of a call by numbers of splits."""
         steps, step_cycles = steps_of(extents, box), self._step_cycles(box)
-        m, n = self.extents
-        elements = self.tiles * m * n
-        most = min(steps, most_splits(elements))
+        most = min(steps, most_splits(self.elements))
         least = min(most, div_up(steps * self._products, LONGEST_SUM))
         mp = self.gpu.multiprocessors
         rounds = range(1, div_up(self.tiles * least, mp) + 4)
         for splits in {min(most, max(least, r * mp // self.tiles)) for r in rounds}:
             alone = div_up(steps, splits) * step_cycles + _CTA_CYCLES
             cycles = div_up(self.tiles * splits, mp) * alone
-            if splits > 1:
-                cycles += _REDUCE_CYCLES + splits * elements * 8 / _DRAM_BYTES / mp
+            if splits > 1 or self.along_taps:
+                cycles += _REDUCE_CYCLES + splits * self.elements * 8 / _DRAM_BYTES / mp
             yield cycles, splits
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
@@ -282,24 +295,49 @@ class WgmmaWgradNdhwcPlan:
                 self.target_atom,
             ),
         )
-        # Whole sums go to the weight, and nothing to what would be partial ones.
-        partial = "partial" if splits > 1 else "weight"
+        whole = splits == 1 and not self.along_taps
         product = Launch(
             KernelSpec(_FILE, "convt3d_wgrad_ndhwc", self.macros),
             self.tiles * splits,
             threads,
             self.shared_bytes,
-            (*maps, partial, "weight", *numbers, *WEIGHT_STRIDES),
+            (
+                *maps,
+                "weight" if whole else "partial",
+                "weight",
+                *numbers,
+                *WEIGHT_STRIDES,
+            ),
         )
-        if splits == 1:
-            schedule = Schedule((product,))
-        else:
-            m, n = self.extents
-            reduce = KernelSpec(_FILE, "convt3d_reduce", self.macros)
-            schedule = in_two_passes(product, reduce, self.tiles * m * n, splits, each=2)
+        schedule = Schedule((product,))
+        if not whole:
+            workspaces = {"partial": 4 * self.elements * splits}
+            schedule = Schedule((product, self._reduce(splits)), workspaces)
         for name, channels, size in self._contiguous(input_size):
             schedule = copied_first(schedule, p, name, channels, batch, size)
         return schedule
+
+    def _reduce(self, splits: int) -> Launch:
+        """The second pass; a CTA has a run of blocks of 8 x 8 channels."""
+        p, g = self.problem, self.problem.geometry
+        octets = (div_up(p.source_channels, 8), div_up(p.target_channels, 8))
+        length = self.taps if self.along_taps else octets[1]
+        others = math.prod(octets) * self.taps * g.groups // length
+        runs = max(div_up(length, _MOST_RUN), div_up(self.gpu.multiprocessors, others))
+        run = div_up(length, min(length, runs))
+        return Launch(
+            KernelSpec(_FILE, "convt3d_reduce", self.macros),
+            others * div_up(length, run),
+            256,
+            4 * 64 * (run | 1),
+            (
+                "partial",
+                "weight",
+                *(np.int32(n) for n in (splits, run)),
+                *WEIGHT_STRIDES,
+            ),
+            dependent=True,
+        )
 
     def _contiguous(self, input_size: Sequence[int]) -> Iterator[tuple[str, int, Sequence[int]]]:
         """Tensors that are copied to channels_last: names, channels and extents."""
@@ -383,12 +421,7 @@ class WgmmaWgradNdhwcPlan:
             copy_cycles(batch * math.prod(size) * channels * bytes_, self.gpu)
             for _, channels, size in self._contiguous(input_size)
         ]
-        if not copies:
-            return cycles
-        g = self.problem.geometry
-        elements = g.in_channels * g.out_channels_per_group * (self.taps if self.taps > 1 else 0)
-        stored = elements * _APART_CYCLES / self.gpu.multiprocessors
-        return _ON_COPIES * (cycles + sum(copies) + stored)
+        return _ON_COPIES * (cycles + sum(copies)) if copies else cycles
 
 
 def refusal(problem: Problem, gpu: Gpu) -> str | None:

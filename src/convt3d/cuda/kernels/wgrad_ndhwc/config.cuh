@@ -18,6 +18,8 @@ struct WgradNdhwcConfig : Layer {
   static_assert(source_channels % vector == 0 && target_channels % vector == 0,
                 "boxes begin at 16 bytes");
   static constexpr int taps = kernel0 * kernel1 * kernel2;
+  /// Neighbours in the weight are taps, as in a contiguous one, not channels of the gradient.
+  static constexpr bool along_taps = CONVT3D_ALONG_TAPS;
 
   /// Channels of a box, one atom of an operand: a row of 64 or 128 bytes.
   static constexpr int source_atom = CONVT3D_SOURCE_ATOM, target_atom = CONVT3D_TARGET_ATOM;
@@ -126,6 +128,12 @@ struct WgradNdhwcAtom {
         k0(atom % Config::taps / (Layer::kernel2 * Layer::kernel1)),
         k1(atom % Layer::kernel1),
         k2(atom / Layer::kernel1 % Layer::kernel2) {}
+  /// Which atom of its channels a tap is, taps being counted along D, H, then W.
+  CONVT3D_DEVICE static int number_of(int tap) {
+    const int k1 = tap / Layer::kernel2 % Layer::kernel1, k2 = tap % Layer::kernel2;
+    return tap / (Layer::kernel1 * Layer::kernel2) * (Layer::kernel1 * Layer::kernel2) +
+           k2 * Layer::kernel1 + k1;
+  }
 };
 
 /// Extents and boxes have four axes: samples, D, H, W.
@@ -212,6 +220,11 @@ struct WgradNdhwcWeight {
   Storage* data;
   int64_t stride_in, stride_out, stride[3];
 
+  CONVT3D_DEVICE Storage* at(int group, int in, int out, int k0, int k1, int k2) const {
+    return data + (int64_t(group) * Config::source_channels + in) * stride_in + out * stride_out +
+           k0 * stride[0] + k1 * stride[1] + k2 * stride[2];
+  }
+
   /// Stores two sums of a work tile that are neighbours along N.
   /// `thread`: of the warpgroups that multiply; `pair`: of its sums, from the first block on.
   CONVT3D_DEVICE void store(const WgradNdhwcTile<Config>& tile, int thread, int pair,
@@ -230,9 +243,7 @@ struct WgradNdhwcWeight {
     // Channels are multiples of 16 bytes: neighbours are both there, or neither is.
     if (number >= Config::atoms || in >= Config::source_channels || out >= Config::target_channels)
       return;
-    Storage* to = data + (int64_t(tile.group) * Config::source_channels + in) * stride_in +
-                  out * stride_out + atom.k0 * stride[0] + atom.k1 * stride[1] +
-                  atom.k2 * stride[2];
+    Storage* to = at(tile.group, in, out, atom.k0, atom.k1, atom.k2);
     to[0] = Config::Type::store(sum.x);
     to[Config::taps_on_m ? stride_in : stride_out] = Config::Type::store(sum.y);
   }

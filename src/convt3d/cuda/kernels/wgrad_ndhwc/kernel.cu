@@ -47,6 +47,7 @@
 #include "device/wgmma_mn_major.cuh"
 #include "wgrad_ndhwc/config.cuh"
 #include "wgrad_ndhwc/produce.cuh"
+#include "wgrad_ndhwc/reduce.cuh"
 #include "wgrad_ndhwc/transposed.cuh"
 
 namespace convt3d {
@@ -151,7 +152,7 @@ CONVT3D_DEVICE void run_wgrad_ndhwc(const WgradNdhwcArguments& a, const TensorMa
       consume_transposed<Config>(a, shared, ring, warpgroup, split, sum);
     else
       consume<Config>(a, shared, ring, warpgroup, split, sum);
-    const bool whole = a.splits == 1;
+    const bool whole = !Config::along_taps && a.splits == 1;  // no second pass follows
     constexpr int threads = 32 * Config::warps;
     float2* out = partial + int64_t(blockIdx.x) * (Config::pairs * threads) + threadIdx.x;
 #pragma unroll
@@ -164,30 +165,6 @@ CONVT3D_DEVICE void run_wgrad_ndhwc(const WgradNdhwcArguments& a, const TensorMa
         out[pair * threads] = two;
     }
   }
-}
-
-/// Adds the partial sums of all splits in ascending order and stores them in the weight.
-template <typename Config>
-CONVT3D_DEVICE void reduce(const float2* partial, int splits,
-                           const WgradNdhwcWeight<Config>& weight) {
-  const int64_t index = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (index >= Config::split_pairs) return;
-  constexpr int together = 4;  // loads on their way
-  float2 total = make_float2(0.f, 0.f);
-#pragma unroll 1
-  for (int split = 0; split < splits; split += together) {
-    float2 part[together];
-#pragma unroll
-    for (int i = 0; i < together; ++i)
-      part[i] = partial[min(split + i, splits - 1) * Config::split_pairs + index];
-#pragma unroll
-    for (int i = 0; i < together; ++i)
-      if (split + i < splits) total = make_float2(total.x + part[i].x, total.y + part[i].y);
-  }
-  constexpr int threads = 32 * Config::warps;
-  const int of_tile = int(index % (Config::pairs * threads));
-  weight.store(WgradNdhwcTile<Config>(int(index / (Config::pairs * threads))), of_tile % threads,
-               of_tile / threads, total);
 }
 
 }  // namespace convt3d
@@ -207,12 +184,13 @@ extern "C" __global__ void __launch_bounds__(convt3d::WgradNdhwcConfig::threads,
       {weight, stride_in, stride_out, {stride0, stride1, stride2}});
 }
 
+/// `run`: blocks of a CTA, along the taps or along channels.
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_reduce(const float2* partial, convt3d::WgradNdhwcConfig::Storage* weight, int splits,
-                   convt3d::int64_t stride_in, convt3d::int64_t stride_out,
+                   int run, convt3d::int64_t stride_in, convt3d::int64_t stride_out,
                    convt3d::int64_t stride0, convt3d::int64_t stride1,
                    convt3d::int64_t stride2) {
   convt3d::grid_dependency_wait();
   convt3d::reduce<convt3d::WgradNdhwcConfig>(
-      partial, splits, {weight, stride_in, stride_out, {stride0, stride1, stride2}});
+      partial, splits, run, {weight, stride_in, stride_out, {stride0, stride1, stride2}});
 }
