@@ -27,7 +27,6 @@ def in_two_passes(
     elements: int,
     splits: int,
     *,
-    each: int = 1,
     dependent: bool = True,
     aligned: tuple[str, ...] = (),
 ) -> Schedule:
@@ -35,12 +34,12 @@ def in_two_passes(
 
     Args:
         product, reduce: the first launch, and the kernel of the second.
-        elements, splits: partial sums of a split, and how many splits there are.
-        each: elements that a thread of the second pass adds up.
+        elements, splits: partial sums of a split, each of a thread of the second pass, and how
+            many splits there are.
         dependent: whether that kernel waits for the first one by itself (see Launch).
         aligned: see Schedule.
     """
-    grid = div_up(elements // each, _THREADS)
+    grid = div_up(elements, _THREADS)
     arguments = ("partial", "weight", np.int32(splits), *WEIGHT_STRIDES)
     second = Launch(reduce, grid, _THREADS, 0, arguments, dependent)
     return Schedule((product, second), {"partial": 4 * elements * splits}, aligned)

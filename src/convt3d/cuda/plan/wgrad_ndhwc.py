@@ -47,7 +47,7 @@ _CTA_CYCLES, _REDUCE_CYCLES = 4000.0, 4000.0
 # Factors, by element bytes, that make these cycles comparable with those of ampere_wgrad.py: the
 # mean ratio over those layers.
 _MEASURED = {2: 1.37, 4: 1.87}
-# What plans on copies take of what is counted, beside those of wgrad/, over 158 problems.
+# What plans on copies take of what is counted, beside those of wgrad/, over 157 problems.
 _ON_COPIES = 0.9
 _MOST_RUN = 32  # blocks of 8 x 8 channels of a CTA of the second pass: four a warp
 
@@ -295,19 +295,15 @@ class WgmmaWgradNdhwcPlan:
                 self.target_atom,
             ),
         )
+        # Whole sums go to the weight, where they have neighbours; no second pass follows.
         whole = splits == 1 and not self.along_taps
+        sums = "weight" if whole else "partial"
         product = Launch(
             KernelSpec(_FILE, "convt3d_wgrad_ndhwc", self.macros),
             self.tiles * splits,
             threads,
             self.shared_bytes,
-            (
-                *maps,
-                "weight" if whole else "partial",
-                "weight",
-                *numbers,
-                *WEIGHT_STRIDES,
-            ),
+            (*maps, sums, "weight", *numbers, *WEIGHT_STRIDES),
         )
         schedule = Schedule((product,))
         if not whole:
@@ -330,12 +326,7 @@ class WgmmaWgradNdhwcPlan:
             others * div_up(length, run),
             256,
             4 * 64 * (run | 1),
-            (
-                "partial",
-                "weight",
-                *(np.int32(n) for n in (splits, run)),
-                *WEIGHT_STRIDES,
-            ),
+            ("partial", "weight", np.int32(splits), np.int32(run), *WEIGHT_STRIDES),
             dependent=True,
         )
 

@@ -26,8 +26,8 @@ struct ReducedRun {
   static constexpr int in_octets = div_up(Config::source_channels, 8);
   static constexpr int out_octets = div_up(Config::target_channels, 8);
   static constexpr bool along_taps = Config::along_taps;
-  int group, in, out, tap;  // of the first block: first channels
-  int count;                // blocks
+  int group, in, out, tap;  // of the first block: its group, first channels and tap
+  int count;                // blocks, fewer than `run` at the end of the axis
 
   CONVT3D_DEVICE explicit ReducedRun(int run) {
     const int all = along_taps ? Config::taps : out_octets, runs = div_up(all, run);
