@@ -49,7 +49,8 @@ def test_layers_of_the_table() -> None:
     text = reason((640, 320), 8, arithmetic=Arithmetic.TF32)
     assert text is not None and "were timed on an H200" in text
     assert reason((320, 320), 8, last=True) is None
-    assert reason((640, 320), 8, "grad_weight", last=True) is not None
+    assert reason((640, 320), 8, "grad_weight", last=True) is None
+    assert reason((256, 256), 16, "grad_weight", last=True) is not None
 
 
 def test_other_layers_are_ours() -> None:

@@ -31,7 +31,7 @@ from test_emulator_kernels import (
 from test_emulator_ndhwc import ndhwc_with
 from test_emulator_phases import phases_with
 from test_emulator_rows import rows, slices, sweeps
-from test_emulator_wgrad_ndhwc import split_in_three
+from test_emulator_wgrad_ndhwc import clustered, split_in_three
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -190,9 +190,14 @@ def assert_red(mutation: Mutation) -> str:
         odd = Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False)
         attempts.append((odd, phases_with(phased=0, store_warps=2, round_columns=8)))
         attempts.append((odd, phases_with(phased=0, stores_per_warp=True)))
+    if mutation.file == "wgrad_ndhwc/kernel.cu":
+        attempts += [(cases[0], clustered(3)), (cases[0], clustered(1))]
     if mutation.file == "ndhwc/kernel.cu":
         dilated = Case("k3 s2 d2, 40 columns", "forward", Arithmetic.BF16, True, True)
         attempts.append((dilated, ndhwc_with(phased=2, split=2, fills=True)))
+        as_it_is = Case("k213 s1, three chunks", "grad_input", Arithmetic.F16, True, True)
+        as_it_is = replace(as_it_is, weight_last=True)
+        attempts.append((as_it_is, ndhwc_with(flipped=True, direct=True, phased=1)))
     attempts += [(case, pick(where)) for case in cases for where in other_plans(case)]
     for case, plan in attempts:
         try:
@@ -391,6 +396,10 @@ PLANTED = {
         Mutation("patch/kernel.cu", r"at\.wait_full\(\);", ";"),
         "without|missing|race|wrong result",
     ),
+    "channels_last layers: a flipped weight as it is, its taps in the order of memory": (
+        Mutation("ndhwc/kernel.cu", r"Config::forward \? last - number : number", "number"),
+        "wrong result",
+    ),
     "gradient by weight, channels_last: a step's boxes are not waited for": (
         Mutation("wgrad_ndhwc/kernel.cu", r"ring\.wait_full\(\);", ";"),
         "without|missing|race|wrong result",
@@ -445,6 +454,14 @@ PLANTED = {
             r"\1",
         ),
         "missing __sync",
+    ),
+    "gradient by weight, channels_last: whole sums lie where products still read": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"leave_stages<Config>\(\);(\s*sums\.)", r"\1"),
+        "without|missing|race|wrong result|deadlock",
+    ),
+    "gradient by weight, channels_last: sums of a cluster are read before they are there": (
+        Mutation("wgrad_ndhwc/kernel.cu", r"cluster_sync\(\);(\s*else)", r";\1"),
+        "without|missing|race|wrong result|deadlock|cluster",
     ),
     "packed weights: word of the wrong lane": (
         Mutation("ampere/gather/pack.cu", r"word_of\(lane % 4, half\)", "word_of(lane / 8, half)"),

@@ -131,6 +131,28 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
         Case("k325 s213, channels of 8", "grad_input", Arithmetic.BF16, True, True),
         {"resident_weights": False},
     ),
+    # Weights as they are, whose source channels are neighbours: of a gradient by input, which at
+    # stride 1 is a forward pass with taps in reverse.
+    (
+        Case("k213 s2, to three chunks", "grad_input", Arithmetic.BF16, True, True),
+        {"cluster": 5, "direct": True},
+    ),
+    (
+        Case("k213 s2, to three chunks", "grad_input", Arithmetic.TF32, True, True),
+        {"direct": True},
+    ),
+    (
+        Case("k213 s1, three chunks", "grad_input", Arithmetic.F16, True, True),
+        {"flipped": True, "direct": True, "phased": 1},
+    ),
+    (
+        Case("k213 s1, three chunks", "grad_input", Arithmetic.BF16, True, True),
+        {"flipped": True, "direct": True, "cluster": 2},
+    ),
+    (
+        Case("k213 s1, three chunks", "grad_input", Arithmetic.TF32, True, True),
+        {"flipped": True, "direct": True, "phased": 3, "split": 2},
+    ),
     (
         Case("k3 s2, two groups of 16", "grad_input", Arithmetic.TF32, True, True),
         {"resident_weights": True},
@@ -166,10 +188,13 @@ CONTIGUOUS: list[tuple[Case, dict[str, Any]]] = [
 def ndhwc_with(**wanted: Any) -> Callable[..., Any]:
     """The cheapest plan of ndhwc/kernel.cu with these choices, for CTAs that walk on."""
     wanted = {"direct": False, "fills": False, "cluster": 1, **wanted}
+    is_flipped = wanted.pop("flipped", False)
     # Clusters are for layers that leave multiprocessors without a work tile.
     multiprocessors = 8 if wanted["cluster"] == 1 else Gpu().multiprocessors
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        if is_flipped:
+            problem, size = problem.canonical(size)
         target = problem.geometry.output_size(size) if problem.forward else size
         few = replace(Gpu(), multiprocessors=3)
         plans = [

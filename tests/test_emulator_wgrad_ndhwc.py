@@ -74,6 +74,16 @@ CASES: list[tuple[Geometry, Triple, int, Arithmetic, Tile]] = [
     (layer((32, 64), 3, 1, 1), (2, 4, 11), 2, TF32, Tile(True, (2, 1), 3, 32, 32, 2, 4)),
     (layer((48, 36), (1, 3, 3), 1, (0, 1, 1), groups=3), (2, 16, 9), 1, TF32,
      Tile(True, (3, 1), 1, 16, 64, 2, 8)),
+    # Clusters: of more CTAs than steps, of lines that they cannot share evenly, in groups, in TF32.
+    (layer((64, 64), 3, 1, 1), (3, 5, 7), 2, BF16, Tile(False, (1, 2), 1, 256, 32, 2, 0, 3)),
+    (layer((136, 96), (1, 3, 1), 1, (0, 1, 0)), (2, 4, 6), 2, F16,
+     Tile(False, (2, 1), 1, 192, 64, 2, 0, 8)),
+    (layer((80, 24), (3, 1, 2), 2, (1, 0, 0)), (3, 4, 5), 2, BF16,
+     Tile(True, (2, 1), 1, 80, 32, 2, 0, 7)),
+    (layer((48, 72), 2, 2, groups=3), (2, 3, 6), 2, F16,
+     Tile(True, (2, 1), 1, 16, 32, 2, 0, 2)),
+    (layer((48, 36), (1, 3, 3), 1, (0, 1, 1), groups=3), (2, 16, 9), 1, TF32,
+     Tile(True, (3, 1), 1, 16, 64, 2, 8, 4)),
 ]  # fmt: skip
 
 
@@ -166,9 +176,21 @@ def test_splits_are_added_in_order(multiprocessors: int) -> None:
     assert len(launches) == (1 if multiprocessors == 1 else 2)
 
 
+def test_clusters_where_work_tiles_are_few() -> None:
+    """A channels_last weight of many steps is shared by clusters, a contiguous one is not."""
+    problem = Problem("grad_weight", layer((256, 256), 3, 1, 1), BF16, True, True)
+    best = wgrad_ndhwc.ranked(problem, 2, (10, 12, 14), Gpu())[0][1]
+    assert best.tile.cluster > 1
+    (launch,) = best.schedule(2, (10, 12, 14)).launches
+    assert launch.grid == best.tiles * best.tile.cluster
+    contiguous = replace(problem, source_channels_last=False, target_channels_last=False)
+    plans = [plan for _, plan in wgrad_ndhwc.ranked(contiguous, 2, (10, 12, 14), Gpu())]
+    assert plans and all(plan.tile.cluster == 1 for plan in plans)
+
+
 @pytest.mark.parametrize(
     ("arithmetic", "multiprocessors", "blocks"),
-    [(BF16, 1, 15 * 5), (BF16, 120, 15 * 8), (TF32, 1, 6 * 5), (TF32, 120, 6 * 19)],
+    [(BF16, 1, 15 * 5), (BF16, 30, 15 * 8), (TF32, 1, 6 * 5), (TF32, 30, 6 * 19)],
     ids=lambda value: str(getattr(value, "value", value)),
 )
 def test_runs_of_taps(arithmetic: Arithmetic, multiprocessors: int, blocks: int) -> None:
@@ -222,6 +244,17 @@ def split_in_three(where: float) -> Callable[..., Any]:
         plan = suited[int(where * (len(suited) - 1))]
         few = replace(gpu, multiprocessors=3 * plan.tiles)
         return replace(plan, tile=replace(plan.tile, stages=2), gpu=few)
+
+    return pick
+
+
+def clustered(cluster: int) -> Callable[..., Any]:
+    """Picks the first of these plans whose sums are whole: of a CTA, or of a cluster."""
+
+    def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        plan = split_in_three(0.0)(problem, batch, size, gpu)
+        one = replace(plan.gpu, multiprocessors=1)
+        return replace(plan, tile=replace(plan.tile, cluster=cluster), gpu=one)
 
     return pick
 

@@ -3,7 +3,7 @@
     python tools/kernel_check.py                      random geometries against float64
     python tools/kernel_check.py --cases              every kernel at the emulator's test cases
     python tools/kernel_check.py --cases --fused      the same with steps and slices
-    python tools/kernel_check.py --tiles              every tile of plan/wgrad_ndhwc.py
+    python tools/kernel_check.py --tiles              every tile of plan/wgrad_ndhwc/
 
 Kernels are compiled in parallel beforehand.
 """

@@ -195,11 +195,12 @@ def attach(schedule: Schedule, problem: Problem, epilogue: Epilogue) -> Schedule
             arguments = [_sliced(a, problem, epilogue) for a in launch.arguments]
             launch = replace(launch, arguments=(*arguments, *epilogue.arguments))
         launches.append(launch)
-    last = schedule.weight_last
+    last, flipped = schedule.weight_last, schedule.flipped_last
     return replace(
         schedule,
         launches=tuple(launches),
         weight_last=last and attach(last, problem, epilogue),
+        flipped_last=flipped and attach(flipped, problem, epilogue),
     )
 
 

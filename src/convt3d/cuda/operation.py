@@ -196,8 +196,10 @@ class Operation(NamedTuple):
         if plan.problem.operation != self.name:
             _, input_size = problem.canonical(input_size)
             weight_strides, offset = flipped(self.geometry.weight_size, weight_strides)
-        schedule = plan.schedule(self.batch, input_size)
-        schedule = schedule.suited_to(plan.problem.geometry.weight_size, weight_strides)
+        planned = plan.schedule(self.batch, input_size)
+        schedule = planned.suited_to(plan.problem.geometry.weight_size, weight_strides)
+        if schedule is planned.flipped_last:
+            offset = 0  # it reads the weight as it lies in memory
         epilogue, left = with_bias(self.epilogue, problem, plan.problem), ""
         if not epilogue.empty:
             epilogue, left = settle(schedule, plan.problem, epilogue)

@@ -324,7 +324,8 @@ class Schedule:
 
     Tensors named in ``aligned`` must start at a multiple of 16 bytes, as those of tensor maps must
     anyway: others are copied before the launch. ``sums_bias``: a gradient by weight that brings the
-    one by bias along. ``weight_last``: what runs instead where the weight is channels_last.
+    one by bias along. ``weight_last``: what runs instead where the weight is channels_last;
+    ``flipped_last``: where it is the view by :func:`flipped` of one that is.
     """
 
     launches: tuple[Launch, ...]
@@ -332,17 +333,21 @@ class Schedule:
     aligned: tuple[str, ...] = ()
     sums_bias: bool = False
     weight_last: Schedule | None = None
+    flipped_last: Schedule | None = None
 
     def suited_to(self, weight_size: Sequence[int], weight_strides: Sequence[int]) -> Schedule:
         """What to run on a weight of these strides, in elements."""
-        if self.weight_last is None:
-            return self
-        c_out, kernel = weight_size[1], weight_size[2:]
-        last = (c_out * math.prod(kernel), 1, *(c_out * math.prod(kernel[a:]) for a in (1, 2, 3)))
-        alike = all(
-            n == 1 or a == b for n, a, b in zip(weight_size, weight_strides, last, strict=True)
-        )
-        return self.weight_last if alike else self
+        c_in, c_out, *kernel = weight_size
+        taps = [math.prod(kernel[axis:]) for axis in range(4)]
+        last = (c_out * taps[0], 1, *(c_out * n for n in taps[1:]))
+        flipped_last, _ = flipped(weight_size, (c_in * taps[0], 1, *(c_in * n for n in taps[1:])))
+        for schedule, strides in ((self.weight_last, last), (self.flipped_last, flipped_last)):
+            if schedule is not None and all(
+                n == 1 or a == b
+                for n, a, b in zip(weight_size, weight_strides, strides, strict=True)
+            ):
+                return schedule
+        return self
 
 
 class Plan(Protocol):

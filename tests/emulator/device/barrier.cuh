@@ -56,6 +56,11 @@ CONVT3D_DEVICE void cluster_sync(emulator::Site site = emulator::Site::here()) {
 CONVT3D_DEVICE uint32_t load_shared_of(uint32_t address, uint32_t rank) {
   return load_shared(emulator::shared_address_of(address, rank));
 }
+/// The same of four words, 16 bytes.
+CONVT3D_DEVICE void load_shared_of(uint32_t address, uint32_t rank, uint32_t& a, uint32_t& b,
+                                   uint32_t& c, uint32_t& d) {
+  load_shared(emulator::shared_address_of(address, rank), a, b, c, d);
+}
 
 /// setmaxnreg, by all threads of a warpgroup.
 template <int Count>

@@ -95,6 +95,17 @@ CONVT3D_DEVICE uint32_t load_shared_of(uint32_t address, uint32_t rank) {
       : "memory");
   return word;
 }
+/// The same of four words, 16 bytes.
+CONVT3D_DEVICE void load_shared_of(uint32_t address, uint32_t rank, uint32_t& a, uint32_t& b,
+                                   uint32_t& c, uint32_t& d) {
+  asm volatile(
+      "{\n.reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [there];\n}"
+      : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+      : "r"(address), "r"(rank)
+      : "memory");
+}
 
 /// setmaxnreg, by all threads of a warpgroup.
 template <int Count>

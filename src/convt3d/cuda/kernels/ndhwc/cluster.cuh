@@ -4,7 +4,7 @@
 // the result the same in every run, and stores these.
 //
 //       sums of a CTA, in its shared memory           what CTA 1 of 4 adds up and stores
-//       [block][register][thread]                     columns 1/4 .. 2/4 of the tile, all rows
+//       [block][4 registers][thread]                  columns 1/4 .. 2/4 of the tile, all rows
 #pragma once
 #include "device/barrier.cuh"
 #include "ndhwc/config.cuh"
@@ -31,11 +31,13 @@ template <typename Config>
 struct NdhwcCluster {
   static constexpr int threads = 128 * Config::consumers;
   static constexpr int registers = Config::stored_columns / 2;  // of a block, that a CTA adds up
-  static constexpr int fetched = 8;  // registers whose words are on their way
+  static constexpr int vectors = 2;  // of four registers, whose words are on their way
+  static constexpr int pitch = 16 * threads;  // bytes from a vector to a thread's next one
+  static_assert(registers % (4 * vectors) == 0 && Config::sums % 4 == 0, "whole vectors");
   uint32_t own;
 
   CONVT3D_DEVICE explicit NdhwcCluster(uint32_t shared)
-      : own(shared + Config::weight_offset + threadIdx.x * 4) {}
+      : own(shared + Config::weight_offset + threadIdx.x * 16) {}
 
   /// Leaves the totals of this CTA's columns in the first registers of each block.
   CONVT3D_DEVICE void add(float (&sum)[Config::blocks][Config::sums]) const {
@@ -43,29 +45,34 @@ struct NdhwcCluster {
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
-      for (int i = 0; i < Config::sums; ++i)
-        store_shared(own + (block * Config::sums + i) * (threads * 4), sum[block][i]);
+      for (int i = 0; i < Config::sums; i += 4) {
+        const float* four = sum[block] + i;
+        store_shared(own + (block * Config::sums + i) / 4 * pitch, bits_of(four[0]),
+                     bits_of(four[1]), bits_of(four[2]), bits_of(four[3]));
+      }
     cluster_sync();
     const int first = Config::rank() * registers;
 #pragma unroll
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
-      for (int begin = 0; begin < registers; begin += fetched) {
-        uint32_t word[fetched][Config::cluster];
+      for (int begin = 0; begin < registers; begin += 4 * vectors) {
+        uint32_t word[vectors][Config::cluster][4];
 #pragma unroll
-        for (int i = 0; i < fetched; ++i) {
+        for (int v = 0; v < vectors; ++v) {
           // The last CTAs may have fewer columns, and add up others that they do not store.
-          const int at = block * Config::sums + min(first + begin + i, Config::sums - 1);
+          const int at = block * Config::sums + min(first + begin + 4 * v, Config::sums - 4);
 #pragma unroll
-          for (int rank = 0; rank < Config::cluster; ++rank)
-            word[i][rank] = load_shared_of(own + at * (threads * 4), rank);
+          for (int rank = 0; rank < Config::cluster; ++rank) {
+            auto& w = word[v][rank];
+            load_shared_of(own + at / 4 * pitch, rank, w[0], w[1], w[2], w[3]);
+          }
         }
 #pragma unroll
-        for (int i = 0; i < fetched; ++i) {
+        for (int i = 0; i < 4 * vectors; ++i) {
           float total = 0.f;
 #pragma unroll
           for (int rank = 0; rank < Config::cluster; ++rank)
-            total += __uint_as_float(word[i][rank]);
+            total += __uint_as_float(word[i / 4][rank][i % 4]);
           sum[block][begin + i] = total;
         }
       }

@@ -137,7 +137,7 @@ struct NdhwcConfig : Convolution {
   static constexpr int warpgroup_rows = 64 * blocks;
   static constexpr int threads = 128 * (consumers + 1);
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
-  static constexpr int producer_registers = CONVT3D_FILLS ? 40 : 24;
+  static constexpr int producer_registers = CONVT3D_FILLS ? 40 : CONVT3D_CLUSTER > 1 ? 56 : 24;
 
   /// Units are in the order D, H, W, samples, not samples first: all shifts are whole lines of
   /// samples, and the units of a block can share theirs.
@@ -174,23 +174,30 @@ struct NdhwcConfig : Convolution {
   // By warps, one stage of fragments of m16n8k16 products: [two products][group][eight
   // columns][lane] [product][tap of W].
   //
-  // As they are (`direct`), channels_last weights are the rows of a product's second operand
-  // already: a row is a source channel's columns of one tap. TMA brings boxes of 64 columns, 128
-  // bytes a row under the 128-byte swizzle: stages [tap0][tap1][64 columns][channel][128 bytes].
-  static constexpr bool direct = CONVT3D_DIRECT;
+  // As they are (`direct`), channels_last weights are a product's second operand already, in rows
+  // of 128 bytes under the 128-byte swizzle, which TMA brings. Where columns are neighbours in
+  // memory, a row is a source channel's columns of one tap: stages [tap0][tap1][64 columns][channel]
+  // [128 bytes]. Where source channels are (`k_major`), it is a column's chunk: stages [tap0][tap1]
+  // [column][128 bytes]; so the gradient by input sees a weight, and in reverse order of its taps
+  // the forward pass that stands for one of stride 1.
+  static constexpr bool direct = CONVT3D_DIRECT != 0;
+  static constexpr bool k_major = CONVT3D_DIRECT == 2;
   static constexpr int box_columns = 64;
   static constexpr int column_boxes = div_up(column_tile, box_columns);
   static constexpr int column_box_bytes = chunk_channels * 128;
-  static_assert(!direct || (forward && element_bytes == 2 && groups == 1 && !by_warps),
+  static_assert(!direct || (groups == 1 && !by_warps), "of one group");
+  static_assert(!direct || k_major || (forward && element_bytes == 2),
                 "columns are neighbours in memory, and 16-bit operands may have them as rows");
-  static constexpr int step_bytes = direct ? 16 * 128 : 2 * column_tile * 16;
+  static constexpr int step_bytes = k_major ? 32 : direct ? 16 * 128 : 2 * column_tile * 16;
   using Paired = PairedTaps<Inner0, Inner1, Inner2>;
   static constexpr int product_pairs = div_up(Paired::count, 2);
   static constexpr int group_tiles = Layer::target_channels / 8;
   static constexpr int fragments = groups_per_tile * group_tiles;  // of a tap
   static constexpr int stage_bytes =
       by_warps ? product_pairs * fragments * 32 * 16
-               : taps * (direct ? column_boxes * column_box_bytes : steps * step_bytes);
+               : taps * (k_major  ? column_tile * 128
+                         : direct ? column_boxes * column_box_bytes
+                                  : steps * step_bytes);
   static constexpr int tap_bytes = stage_bytes / taps;  // of products that are not by warps
   static constexpr int64_t n_tile_bytes =
       by_warps ? stage_bytes : int64_t(chunks) * Axis2::kernel * walked1 * walked0 * stage_bytes;

@@ -31,7 +31,7 @@
 //
 // Pipeline: two rings, A stages and weight stages, with full and empty barriers, which are the
 // only synchronisation. The last warpgroup's first thread issues TMA for boxes, and bulk copies
-// for packed weights, or TMA for 16-bit channels_last weights, which need no packing. The other
+// for packed weights, or TMA for channels_last weights, which need no packing. The other
 // warpgroups multiply and store.
 #undef CONVT3D_WGMMA_USES
 #define CONVT3D_WGMMA_USES(n) ((n) == CONVT3D_COLUMN_TILE)
@@ -68,15 +68,24 @@ struct NdhwcColumns {
                                         : TapsByShift<typename Config::Inner2>::at(tap2).tap;
       const int k1 = Config::phased > 1 ? Axis1::tap_at(taps1.first_position + tap1) : 0;
       const int k0 = Config::phased > 0 ? Axis0::tap_at(taps0.first_position + tap0) : 0;
+      const int first_column = work.column_tile * Config::column_tile;
 #pragma unroll
-      for (int tap = 0; tap < Config::taps; ++tap)
+      for (int tap = 0; tap < Config::taps; ++tap) {
+        const uint32_t at = to + tap * Config::tap_bytes;
+        const int number = ((k0 + tap / Config::Inner1::kernel) * Axis1::kernel + k1 +
+                            tap % Config::Inner1::kernel) * Axis2::kernel + k2;
+        if constexpr (Config::k_major) {
+          constexpr int last = Axis0::kernel * Axis1::kernel * Axis2::kernel - 1;
+          tma_load_3d(at, map, chunk * Config::chunk_channels,
+                      Config::forward ? last - number : number, first_column, barrier);
+        } else {
 #pragma unroll
-        for (int box = 0; box < Config::column_boxes; ++box)
-          tma_load_3d(to + tap * Config::tap_bytes + box * Config::column_box_bytes, map,
-                      work.column_tile * Config::column_tile + box * Config::box_columns,
-                      ((k0 + tap / Config::Inner1::kernel) * Axis1::kernel + k1 +
-                       tap % Config::Inner1::kernel) * Axis2::kernel + k2,
-                      chunk * Config::chunk_channels, barrier);
+          for (int box = 0; box < Config::column_boxes; ++box)
+            tma_load_3d(at + box * Config::column_box_bytes, map,
+                        first_column + box * Config::box_columns, number,
+                        chunk * Config::chunk_channels, barrier);
+        }
+      }
     } else {
       const unsigned char* weights =
           a.weights + (work.group * Config::column_tiles + work.column_tile) * Config::n_tile_bytes;
@@ -203,7 +212,7 @@ CONVT3D_DEVICE void multiply(NdhwcSums<Config>& sum, const uint64_t (&rows)[Conf
           const uint64_t columns =
               weights + (Tap * Config::tap_bytes + step * Config::step_bytes) / 16;
           float(&sums)[Config::sums] = sum[slot0][slot1][Slot2][block];
-          if constexpr (Config::direct)
+          if constexpr (Config::direct && !Config::k_major)
             wgmma_product_n_major<Config::column_tile>(typename Config::Math{}, sums, units, columns);
           else
             wgmma_product_of<Config::column_tile>(typename Config::Math{}, sums, units, columns);
@@ -290,8 +299,9 @@ struct NdhwcReader {
             rows[block] = matrix_descriptor_128b(box + row[block] * 128) + offset;
           wgmma_fence();
           const uint64_t columns =
-              Config::direct ? matrix_descriptor_128b_n_major(weights, Config::column_box_bytes)
-                             : matrix_descriptor(weights, Config::column_tile * 16, 128);
+              Config::k_major  ? matrix_descriptor_128b(weights)
+              : Config::direct ? matrix_descriptor_128b_n_major(weights, Config::column_box_bytes)
+                               : matrix_descriptor(weights, Config::column_tile * 16, 128);
           // Every way ends its own group: a group that begins before a branch would be waited
           // for.
           if constexpr (Config::skips) {

@@ -84,7 +84,13 @@ struct WgradNdhwcConfig : Layer {
   static constexpr int stage_bytes = columns_offset + columns_bytes;
   static_assert(columns_bytes % 1024 == 0, "stages begin with swizzle patterns");
   static_assert(source_box_bytes % 1024 == 0 && target_box_bytes % 1024 == 0, "swizzle patterns");
-  static constexpr int barrier_offset = stages * stage_bytes;
+  // After the steps whole sums take the stages' place: [channel of x][tap, channel of the gradient].
+  // The pitch keeps a warp's stores in different banks: pairs along N, or rows of M.
+  static constexpr int sum_pitch = target_tile + (taps_on_m ? 4 : 8);
+  static_assert(target_tile % 32 == 0, "the pitch of sums, in banks");
+  static constexpr int sum_bytes = along_taps ? 0 : 4 * source_tile * sum_pitch;
+  static constexpr int rings = stages * stage_bytes;
+  static constexpr int barrier_offset = rings > sum_bytes ? rings : sum_bytes;
   static constexpr int m_box_bytes = taps_on_m ? target_box_bytes : source_box_bytes;
   static constexpr int n_box_bytes = taps_on_m ? source_box_bytes : target_box_bytes;
 
@@ -92,6 +98,11 @@ struct WgradNdhwcConfig : Layer {
   static constexpr int source_tiles = div_up(source_channels, source_tile);
   static constexpr int target_tiles = div_up(atoms, target_atoms);
   static constexpr int tiles = groups * source_tiles * target_tiles;
+  /// Split-K: the CTAs of a cluster share the K steps of one work tile, add up their sums and store
+  /// them. Where several splits are no cluster, a second pass does.
+  static constexpr int cluster = CONVT3D_CLUSTER;
+  static_assert(cluster == 1 || !along_taps, "runs of taps are the second pass's");
+  CONVT3D_DEVICE static int rank() { return int(blockIdx.x) % cluster; }  // of a CTA in its cluster
   // What a thread has of one, in pairs of neighbouring columns.
   static constexpr int pairs = blocks * sums / 2;
   static constexpr int64_t split_pairs = int64_t(tiles) * pairs * 32 * warps;
@@ -224,28 +235,11 @@ struct WgradNdhwcWeight {
     return data + (int64_t(group) * Config::source_channels + in) * stride_in + out * stride_out +
            k0 * stride[0] + k1 * stride[1] + k2 * stride[2];
   }
-
-  /// Stores two sums of a work tile that are neighbours along N.
-  /// `thread`: of the warpgroups that multiply; `pair`: of its sums, from the first block on.
-  CONVT3D_DEVICE void store(const WgradNdhwcTile<Config>& tile, int thread, int pair,
-                            float2 sum) const {
-    const int lane = thread % 32, warpgroup = thread / 128;
-    const int block = pair / (Config::sums / 2), within = pair % (Config::sums / 2);
-    const int m = (warpgroup % Config::consumers_m * Config::blocks + block) * 64 +
-                  thread / 32 % 4 * 16 + lane / 4 + within % 2 * 8;
-    const int n =
-        warpgroup / Config::consumers_m * Config::columns + within / 2 * 8 + lane % 4 * 2;
-    const int source = Config::taps_on_m ? n : m, target = Config::taps_on_m ? m : n;
-    const int number = tile.atom + target / Config::target_atom;
-    const WgradNdhwcAtom<Config> atom(number);
-    const int in = tile.channel + source;
-    const int out = atom.channel + target % Config::target_atom;
-    // Channels are multiples of 16 bytes: neighbours are both there, or neither is.
-    if (number >= Config::atoms || in >= Config::source_channels || out >= Config::target_channels)
-      return;
-    Storage* to = at(tile.group, in, out, atom.k0, atom.k1, atom.k2);
-    to[0] = Config::Type::store(sum.x);
-    to[Config::taps_on_m ? stride_in : stride_out] = Config::Type::store(sum.y);
+  /// Whether channels of the gradient are neighbours, those of 16 bytes at multiples of them.
+  CONVT3D_DEVICE bool has_lines() const {
+    const int64_t any = stride_in | stride[0] | stride[1] | stride[2];
+    return stride_out == 1 && any % Config::vector == 0 &&
+           uint64_t(data) % 16 == 0;
   }
 };
 

@@ -48,6 +48,7 @@
 #include "wgrad_ndhwc/config.cuh"
 #include "wgrad_ndhwc/produce.cuh"
 #include "wgrad_ndhwc/reduce.cuh"
+#include "wgrad_ndhwc/store.cuh"
 #include "wgrad_ndhwc/transposed.cuh"
 
 namespace convt3d {
@@ -131,8 +132,9 @@ CONVT3D_DEVICE void run_wgrad_ndhwc(const WgradNdhwcArguments& a, const TensorMa
   clear_tails<Config>(a, shared);
   __syncthreads();
   grid_dependency_launch();
-  const WgradNdhwcTile<Config> tile(blockIdx.x % Config::tiles);
-  const int split = blockIdx.x / Config::tiles;
+  const WgradNdhwcTile<Config> tile(blockIdx.x / Config::cluster % Config::tiles);
+  const int split = Config::cluster > 1 ? Config::rank() : int(blockIdx.x) / Config::tiles;
+  const bool whole = Config::cluster > 1 || (!Config::along_taps && a.splits == 1);
   using Registers = RingRegisters<Config, Config::producer_registers>;
   // Uniform in a warp, and known to be: roles must not look divergent around warpgroup products.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
@@ -145,6 +147,11 @@ CONVT3D_DEVICE void run_wgrad_ndhwc(const WgradNdhwcArguments& a, const TensorMa
       transpose_steps<Config>(a, shared, ring, tile, split, warp - 1);
     else if (warp == 1)
       clear_steps<Config>(a, shared, ring, tile, split);
+    if (whole) leave_stages<Config>();
+    if constexpr (Config::cluster > 1) {
+      cluster_sync();
+      cluster_sync();
+    }
   } else {
     register_increase<Registers::multiplying>();
     float sum[Config::blocks][Config::sums];
@@ -152,24 +159,27 @@ CONVT3D_DEVICE void run_wgrad_ndhwc(const WgradNdhwcArguments& a, const TensorMa
       consume_transposed<Config>(a, shared, ring, warpgroup, split, sum);
     else
       consume<Config>(a, shared, ring, warpgroup, split, sum);
-    const bool whole = !Config::along_taps && a.splits == 1;  // no second pass follows
-    constexpr int threads = 32 * Config::warps;
-    float2* out = partial + int64_t(blockIdx.x) * (Config::pairs * threads) + threadIdx.x;
+    if (whole) {
+      store_whole<Config>(shared, tile, weight, sum);
+    } else {
+      constexpr int threads = 32 * Config::warps;
+      float2* out = partial + int64_t(blockIdx.x) * (Config::pairs * threads) + threadIdx.x;
 #pragma unroll
-    for (int pair = 0; pair < Config::pairs; ++pair) {
-      const int block = pair / (Config::sums / 2), i = pair % (Config::sums / 2) * 2;
-      const float2 two = make_float2(sum[block][i], sum[block][i + 1]);
-      if (whole)
-        weight.store(tile, threadIdx.x, pair, two);
-      else
-        out[pair * threads] = two;
+      for (int pair = 0; pair < Config::pairs; ++pair) {
+        const int block = pair / (Config::sums / 2), i = pair % (Config::sums / 2) * 2;
+        out[pair * threads] = make_float2(sum[block][i], sum[block][i + 1]);
+      }
     }
   }
 }
 
 }  // namespace convt3d
 
-extern "C" __global__ void __launch_bounds__(convt3d::WgradNdhwcConfig::threads, 1)
+extern "C" __global__ void
+#if CONVT3D_CLUSTER > 1
+__cluster_dims__(CONVT3D_CLUSTER, 1, 1)
+#endif
+__launch_bounds__(convt3d::WgradNdhwcConfig::threads, 1)
     convt3d_wgrad_ndhwc(const __grid_constant__ convt3d::TensorMap source_map,
                         const __grid_constant__ convt3d::TensorMap target_map, float2* partial,
                         convt3d::WgradNdhwcConfig::Storage* weight, int samples, int source0,

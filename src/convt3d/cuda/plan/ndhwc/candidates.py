@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 
 from convt3d.cuda.plan.axes import phased_axes
 from convt3d.cuda.plan.launches import MOST_COPIED, copy_refusal
-from convt3d.cuda.plan.ndhwc.cost import clusters_at_once, least_cycles
+from convt3d.cuda.plan.ndhwc.cost import least_cycles
 from convt3d.cuda.plan.ndhwc.layout import NdhwcTile
 from convt3d.cuda.plan.ndhwc.plan import WgmmaNdhwcPlan
 from convt3d.cuda.plan.search import by_cost, cheapest, with_tile
+from convt3d.cuda.plan.split_k import clusters_at_once
 from convt3d.cuda.plan.unit_tiles import deepest
 from convt3d.cuda.plan.warpgroups import ONLY_HOPPER, ROUNDED, column_tiles
 from convt3d.cuda.schedule import Gpu, Problem, div_up
@@ -79,13 +80,9 @@ def candidates(
             yield from _direct(plan, batch, target)
 
 
-def _may_be_direct(problem: Problem) -> bool:
-    return problem.forward and problem.element_bytes == 2 and problem.geometry.groups == 1
-
-
 def _direct(plan: WgmmaNdhwcPlan, batch: int, target: Sequence[int]) -> Iterator[WgmmaNdhwcPlan]:
     """The same on weights as they are, if they can be."""
-    if _may_be_direct(plan.problem):
+    if plan.may_be_n_major or plan.may_be_k_major:
         direct = with_tile(plan, direct=True)
         yield from _deepest(direct, plan.tile.resident_weights, batch, target)
 
@@ -105,7 +102,8 @@ def _packed(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> It
             if plan.suits and plan.n_tile_phases <= gpu.multiprocessors and columns_ <= 256:
                 yield plan, True
         return
-    columns = column_tiles(problem.target_channels, (1, 2, 4), 32, multiple=16)
+    parts = (1, 2, 4, 8) if _few_tiles(problem, batch, target, gpu) else (1, 2, 4)
+    columns = column_tiles(problem.target_channels, parts, 32, multiple=16)
     for phased, split, column_tile, consumers in itertools.product(
         _phased(problem), (1, 2, 3), columns, (2, 3)
     ):
@@ -135,6 +133,14 @@ def _packed(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> It
             yield plan, True
 
 
+def _few_tiles(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> bool:
+    """Whether half of the multiprocessors get none of 128 x 128 tiles, shared by clusters."""
+    per_unit = math.prod(problem.geometry.stride) if problem.forward else 1
+    tiles = div_up(batch * math.prod(target), 128 * per_unit) * per_unit
+    tiles *= problem.geometry.groups * div_up(problem.target_channels, 128)
+    return tiles * _MOST_CLUSTER <= gpu.multiprocessors / 2
+
+
 def _phased(problem: Problem) -> Sequence[int]:
     """How many leading axes may have phases that are work tiles of their own."""
     if not problem.forward:
@@ -153,7 +159,9 @@ def _clusters(plan: WgmmaNdhwcPlan, batch: int, target: Sequence[int]) -> Iterat
     # Those that leave the busiest CTA less than the next smaller one does.
     fewest = {div_up(plan.shares, div_up(plan.shares, n)) for n in sizes}
     for cluster in sorted(fewest)[-_CLUSTERS:]:
-        yield with_tile(plan, cluster=cluster), False
+        sharing = with_tile(plan, cluster=cluster)
+        if sharing.suits:
+            yield sharing, False
 
 
 def _deepest(
@@ -198,7 +206,7 @@ def ranked(
     def price(base: Base) -> Iterator[tuple[float, WgmmaNdhwcPlan]]:
         return ((plan.cost(batch, target), plan) for plan in _deepest(*base, batch, target))
 
-    most = _MOST_DIRECT if _may_be_direct(problem) else 1
+    most = _MOST_DIRECT if problem.geometry.groups == 1 else 1
     packed = cheapest(zip(bounds, bases, strict=True), price, below, most)
     direct = [p for _, plan in packed[:_MOST_DIRECT] for p in _direct(plan, batch, target)]
     most = _MAX_PLANS if problem.source_channels_last else MOST_COPIED

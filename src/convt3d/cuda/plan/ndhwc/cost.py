@@ -15,8 +15,9 @@ from convt3d.cuda.plan.axes import source_extents
 from convt3d.cuda.plan.launches import copy_cycles
 from convt3d.cuda.plan.ndhwc.layout import MOST_ROUNDS, NdhwcLayout
 from convt3d.cuda.plan.rates import MEMORY_BYTES
+from convt3d.cuda.plan.split_k import clusters_at_once
 from convt3d.cuda.plan.unit_tiles import UnitShape
-from convt3d.cuda.schedule import Gpu, div_up
+from convt3d.cuda.schedule import div_up
 
 # Cycles of one work tile: of a product, for all warpgroups; of a stage, and more where few weights
 # are in flight; of a byte of outputs, also of units that do not exist; of a row of a box, and of
@@ -32,9 +33,6 @@ _RESIDENT_BYTE = 1 / 60
 _TWO_BOXES = 1.2  # what two source stages cost more than counted, over 81 layers and types
 # Of a cluster, to meet twice; of a byte of sums that a CTA reads.
 _CLUSTER, _SUM_BYTE = 2000.0, 1 / 24
-# Clusters of so many CTAs that an H200 ran at once. It has GPCs of fewer than 16 multiprocessors,
-# which a cluster stays within: 32 of 4 or 16 of 8 took twice as long as 30 and 14.
-_AT_ONCE = {2: 64, 3: 36, 4: 30, 5: 20, 6: 16, 7: 14, 8: 14}
 _UNSTRIDED = 1.2  # what layers of stride 1 cost more than counted, beside sweeps that can run them
 # What plans on copies take of what is counted, beside kernels of contiguous tensors, over 224
 # problems; and forward passes of strided layers, over 42.
@@ -125,11 +123,6 @@ def _stored_whole(plan: NdhwcLayout, target: Sequence[int]) -> bool:
     """Whether outputs of a contiguous target leave as 16 bytes: lines are aligned and whole."""
     stride = plan.problem.geometry.stride[2] if plan.problem.forward else 1
     return target[2] % plan.vector == 0 and plan.slots[2] == stride
-
-
-def clusters_at_once(cluster: int, multiprocessors: int) -> int:
-    """Clusters of so many CTAs, one a multiprocessor, that run at the same time."""
-    return max(1, _AT_ONCE[cluster] * multiprocessors // Gpu().multiprocessors)
 
 
 def _longest_first(

@@ -142,9 +142,28 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
         return self.target_channels // 8
 
     @property
+    def may_be_n_major(self) -> bool:
+        """Whether products take weights whose columns are neighbours in memory."""
+        p = self.problem
+        return p.forward and p.element_bytes == 2 and p.geometry.groups == 1
+
+    @property
+    def may_be_k_major(self) -> bool:
+        """The same of source channels, of which a row of 128 bytes holds a chunk."""
+        few = 2 * self.steps * 2 * self.vector * self.problem.element_bytes <= ROW_BYTES
+        return self.problem.geometry.groups == 1 and not self.by_warps and not few
+
+    @property
+    def k_major(self) -> bool:
+        """Whether weights are as they are, and source channels neighbours."""
+        return self.tile.direct and not self.may_be_n_major
+
+    @property
     def stage_bytes(self) -> int:
         if self.by_warps:
             return div_up(self.paired_products, 2) * self.fragments * 512
+        if self.k_major:
+            return self.taps * self.tile.column_tile * ROW_BYTES
         if self.tile.direct:
             boxes = div_up(self.tile.column_tile, ROW_BYTES // self.problem.element_bytes)
             return self.taps * boxes * self.chunk_channels * ROW_BYTES
@@ -156,7 +175,8 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
 
     @property
     def consumer_registers(self) -> int:
-        producers = 40 if self.tile.fills else 24
+        # The producer of a cluster spills with fewer.
+        producers = 40 if self.tile.fills else 56 if self.tile.cluster > 1 else 24
         return consumer_registers(self.tile.threads, self.tile.consumers, producers)
 
     @property

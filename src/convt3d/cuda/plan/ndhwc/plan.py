@@ -45,7 +45,7 @@ class WgmmaNdhwcPlan(NdhwcLayout):
             "split": t.split,
             "groups_per_tile": t.groups_per_tile,
             "samples_inside": t.samples_inside,
-            "direct": t.direct,
+            "direct": 2 if self.k_major else t.direct,
             "fills": t.fills,
             "cluster": t.cluster,
             "staged_columns": self.staged_columns,
@@ -62,12 +62,18 @@ class WgmmaNdhwcPlan(NdhwcLayout):
         return layer + macros("CONVT3D_", **values)
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
-        if self.tile.direct:
-            # Packed, the same tile's weights are fewer bytes, or as many.
-            packed = with_tile(self, direct=False)
-            schedule = packed.schedule(batch, input_size)
-            return replace(schedule, weight_last=self._schedule(batch, input_size))
-        return self._schedule(batch, input_size)
+        if not self.tile.direct:
+            return self._schedule(batch, input_size)
+        # Packed, the same tile's weights are fewer bytes, or as many.
+        packed = with_tile(self, direct=False).schedule(batch, input_size)
+        last = self._schedule(batch, input_size)
+        if not self.problem.forward:
+            return replace(packed, weight_last=last)
+        flipped = None
+        if self.may_be_k_major:
+            k_major = _KMajorPlan(self.problem, self.tile, self.gpu)
+            flipped = last if self.k_major else k_major._schedule(batch, input_size)
+        return replace(packed, weight_last=None if self.k_major else last, flipped_last=flipped)
 
     def _schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         source, target = self.problem.extents(input_size)
@@ -128,11 +134,15 @@ class WgmmaNdhwcPlan(NdhwcLayout):
     def _weight_map(self) -> TensorMap:
         """A tap's columns, of a chunk of source channels, in a weight that is channels_last."""
         p = self.problem
+        channels = (p.target_channels, p.source_channels)
+        rows = self.chunk_channels
+        if self.k_major:
+            channels, rows = channels[::-1], self.tile.column_tile
         return TensorMap.dense(
             "weight",
             p.map_element,
-            (p.target_channels, math.prod(p.geometry.kernel_size), p.source_channels),
-            (ROW_BYTES // p.element_bytes, 1, self.chunk_channels),
+            (channels[0], math.prod(p.geometry.kernel_size), channels[1]),
+            (ROW_BYTES // p.element_bytes, 1, rows),
             swizzle=128,
         )
 
@@ -162,3 +172,9 @@ class WgmmaNdhwcPlan(NdhwcLayout):
         cycles = cost.call_cycles(self, batch, target)
         found = ((cycles(shape), shape) for shape in self.shapes(batch, target))
         return min(found, key=lambda item: item[0], default=None)
+
+
+class _KMajorPlan(WgmmaNdhwcPlan):
+    """The same tile on weights whose source channels are neighbours."""
+
+    k_major = True
