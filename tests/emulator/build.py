@@ -200,10 +200,11 @@ def runtime_object(flavour: Flavour) -> Path:
     """The emulator's runtime as an object file; all its sources as one translation unit each."""
     sources = sorted(RUNTIME.glob("*.cpp"))
     headers = sorted(RUNTIME.glob("*.hpp"))
-    options = ["-O2", *_COMMON, *_WARNINGS]
+    options = [*_COMMON, *_WARNINGS]
     if flavour is Flavour.SANITIZED:
-        options += ["-g1", "-fsanitize=address"]
+        options += ["-O1", "-g1", "-fsanitize=address"]
     else:
+        options += ["-O3", "-march=native"]
         sources = [source for source in sources if source.name != "job.cpp"]
 
     def make(scratch: Path) -> Path:

@@ -167,7 +167,7 @@ void check_global(const void* pointer, int bytes, bool write, const char* what, 
 void begin_launch_races(int threads, int warps, std::size_t shared_bytes);
 void begin_block_races();
 void end_launch_races();
-/// `in_warp`: by __syncwarp.
+/// What all of `from` know, those of `to` do, which are among them. `in_warp`: by __syncwarp.
 void order_threads(const std::vector<int>& from, const std::vector<Thread*>& to,
                    bool in_warp = false);
 void touch_shared(Thread* thread, std::size_t offset, int bytes, bool write, const void* pc);

@@ -48,12 +48,13 @@ constexpr int cell_bytes = 2;
 
 int thread_count, warp_count, agent_count;
 int earlier_launches;  // as an agent; who knows its only event has waited for it
+int agents_in_use;     // mbarriers come last, and count once their first phase has completed
 std::vector<unsigned> clocks;  // [thread][known, handed over][agent]
 std::vector<unsigned> fences;  // [thread][agent]: what the thread knew at its last proxy fence
 std::vector<unsigned> agent_clocks;  // of mbarriers and warps: [agent - threads]
 unsigned block_start;                // clocks up to this one are of earlier blocks
-Access* shared_cells;                // [cell][1 + warp]: the write, then reads
-std::size_t shared_cells_bytes;
+Access* shared_cells;                // [1 + warp][cell]: the writes, then reads
+std::size_t shared_cell_count, shared_cells_bytes;
 std::vector<Access> remote_reads;    // [thread][block of the cluster]: the latest in that one's memory
 std::vector<GlobalCell*> global_cells;  // as machine.regions
 std::vector<std::size_t> global_cells_bytes;
@@ -84,6 +85,11 @@ Access access_by(const Thread* thread, bool write, unsigned short flags, const v
   return {now(thread, write), (unsigned short)agent, flags, encode(pc)};
 }
 
+/// The next event of an mbarrier's copies, or of a warp's asynchronous instructions.
+Access access_of(int agent, const void* pc) {
+  return {agent_clocks[agent - 2 * thread_count] + 1, (unsigned short)agent, asynchronous, encode(pc)};
+}
+
 bool known(const Thread* thread, const Access& access) {
   return clock_of(thread->number)[access.agent] >= access.clock;
 }
@@ -97,9 +103,9 @@ bool handed(const Thread* thread, const Access& access) {
 
 std::string name(int agent) {
   if (agent < 2 * thread_count) return "thread " + std::to_string(agent % thread_count);
-  agent -= 2 * thread_count;
-  if (agent < max_mbarriers) return "an asynchronous copy of mbarrier " + std::to_string(agent);
-  return "wgmma of warp " + std::to_string(agent - max_mbarriers);
+  if (agent >= mbarrier_agent(0))
+    return "an asynchronous copy of mbarrier " + std::to_string(agent - mbarrier_agent(0));
+  return "wgmma of warp " + std::to_string(agent - warp_agent(0));
 }
 
 [[noreturn]] void report(const char* memory, std::size_t byte, const std::string& who, int warp,
@@ -107,7 +113,7 @@ std::string name(int agent) {
   const char* missing = "__syncthreads";
   if (other.agent < 2 * thread_count) {
     if (other.agent % thread_count / warp_lanes == warp) missing = "__syncwarp or __syncthreads";
-  } else if (other.agent < mbarrier_agent(max_mbarriers)) {
+  } else if (other.agent >= mbarrier_agent(0)) {
     missing = "mbarrier_wait";
   }
   fail_at(pc,
@@ -116,11 +122,19 @@ std::string name(int agent) {
           name(other.agent).c_str(), other_wrote ? "wrote" : "read", decode(other.pc));
 }
 
-Access* cell_at(std::size_t offset) {
-  return shared_cells + (offset / cell_bytes) * (1 + warp_count);
+constexpr int writes = 0, first_read = 1;  // rows of cells; a warp's reads follow those of the one before
+
+Access* cell_at(std::size_t offset, int row = writes) {
+  return shared_cells + row * shared_cell_count + offset / cell_bytes;
 }
 
 std::size_t first_cell(std::size_t offset) { return offset / cell_bytes * cell_bytes; }
+
+/// The last write, or one warp's last read, of each cell of a range becomes this one.
+void set_cells(std::size_t offset, int bytes, int row, const Access& access) {
+  const Access* end = cell_at(offset + bytes - 1, row);
+  for (Access* cell = cell_at(offset, row); cell <= end; ++cell) *cell = access;
+}
 
 void check_landed(const Access& write, std::size_t offset, const std::string& who, bool writes,
                   const void* pc) {
@@ -136,7 +150,7 @@ void check_landed(const Access& write, std::size_t offset, const std::string& wh
 /// compute-sanitizer, not that of a tensor map or product that it issues.
 void check_order(const Thread* thread, const Access& other, std::size_t offset, bool write,
                  bool other_wrote, bool own, const void* pc) {
-  if (!other.clock) return;
+  if (other.clock <= block_start) return;  // of no block, or of one before
   if (!known(thread, other))
     report("shared", offset, name(thread->number), thread->warp, write, other, other_wrote, pc);
   if (own && !handed(thread, other))
@@ -147,13 +161,46 @@ void check_order(const Thread* thread, const Access& other, std::size_t offset, 
             name(other.agent).c_str(), other_wrote ? "wrote" : "read", decode(other.pc));
 }
 
-void check_cell(const Thread* thread, const Access* cell, std::size_t offset, bool write, bool own,
-                const void* pc) {
-  if (cell->flags & in_flight) check_landed(*cell, offset, name(thread->number), write, pc);
-  check_order(thread, *cell, offset, write, true, own, pc);
-  if (write)
-    for (int warp = 0; warp < warp_count; ++warp)
-      check_order(thread, cell[1 + warp], offset, write, false, own, pc);
+/// Whether checks of two accesses have one answer, whatever their places in the code are.
+bool same(const Access& a, const Access& b) {
+  return a.clock == b.clock && a.agent == b.agent && a.flags == b.flags;
+}
+
+bool same(const GlobalCell& a, const GlobalCell& b) {
+  return a.writer_block == b.writer_block && a.reader_block == b.reader_block &&
+         same(a.write, b.write) && same(a.read, b.read);
+}
+
+/// Calls check(access, offset) for what a row of cells holds in a range, but for repetitions.
+template <typename Check>
+void for_each_access(std::size_t offset, int bytes, int row, Check check) {
+  const Access* end = cell_at(offset + bytes - 1, row);
+  Access checked{};
+  for (const Access* cell = cell_at(offset, row); cell <= end; ++cell) {
+    if (same(*cell, checked)) continue;
+    check(*cell, (cell - cell_at(0, row)) * cell_bytes);
+    checked = *cell;
+  }
+}
+
+void check_write_before(const Thread* thread, const Access& other, std::size_t offset, bool write,
+                        bool own, const void* pc) {
+  if (other.flags & in_flight) check_landed(other, offset, name(thread->number), write, pc);
+  check_order(thread, other, offset, write, true, own, pc);
+}
+
+void check_reads_before(const Thread* thread, std::size_t offset, int bytes, bool own, const void* pc) {
+  for (int warp = 0; warp < warp_count; ++warp)
+    for_each_access(offset, bytes, first_read + warp, [&](const Access& other, std::size_t at) {
+      check_order(thread, other, at, true, false, own, pc);
+    });
+}
+
+void check_plain(const Thread* thread, std::size_t offset, int bytes, bool write, const void* pc) {
+  for_each_access(offset, bytes, writes, [&](const Access& other, std::size_t at) {
+    check_write_before(thread, other, at, write, true, pc);
+  });
+  if (write) check_reads_before(thread, offset, bytes, true, pc);
 }
 
 bool fenced(const Thread* thread, const Access& write) {
@@ -167,13 +214,15 @@ bool fenced(const Thread* thread, const Access& write) {
 void begin_launch_races(int threads, int warps, std::size_t shared_bytes) {
   thread_count = threads;
   warp_count = warps;
-  earlier_launches = 2 * threads + max_mbarriers + warps;
-  agent_count = earlier_launches + 1;
+  earlier_launches = 2 * threads + warps;
+  agents_in_use = earlier_launches + 1;
+  agent_count = agents_in_use + max_mbarriers;
   clocks.assign(std::size_t(threads) * 2 * agent_count, 0);
-  agent_clocks.assign(max_mbarriers + warps, 0);
+  agent_clocks.assign(agent_count - 2 * threads, 0);
   fences.clear();
   block_start = 0;
-  shared_cells_bytes = (shared_bytes / cell_bytes + 1) * (1 + warps) * sizeof(Access);
+  shared_cell_count = shared_bytes / cell_bytes + 1;
+  shared_cells_bytes = shared_cell_count * (1 + warps) * sizeof(Access);
   shared_cells = static_cast<Access*>(reserve(shared_cells_bytes));
   for (const Region& region : machine.regions) {
     const std::size_t size = (region.bytes / cell_bytes + 2) * sizeof(GlobalCell);
@@ -197,6 +246,7 @@ void begin_block_races() {
   for (unsigned clock : agent_clocks) block_start = std::max(block_start, clock);
   std::fill(clocks.begin(), clocks.end(), block_start);  // what came before this block is known
   std::fill(agent_clocks.begin(), agent_clocks.end(), block_start);
+  agents_in_use = earlier_launches + 1;
   remote_reads.assign(std::size_t(thread_count) * machine.cluster, Access{});
   for (int i = 0; i < thread_count; ++i) {
     tick(i);
@@ -210,31 +260,37 @@ void learn_of_earlier_launches(Thread* thread) {
 
 // ---------------------------------------------------------------- ordering
 
+namespace {
+void join_half(unsigned* __restrict__ into, const unsigned* __restrict__ from, int count) {
+  for (int i = 0; i < count; ++i) into[i] = std::max(into[i], from[i]);
+}
+/// Both halves: what is known, and what is handed over.
+void join(unsigned* into, const unsigned* from) {
+  join_half(into, from, agents_in_use);
+  join_half(into + agent_count, from + agent_count, agents_in_use);
+}
+}  // namespace
+
 void order_threads(const std::vector<int>& from, const std::vector<Thread*>& to, bool in_warp) {
   static Clock joined;
-  const int count = in_warp ? agent_count : 2 * agent_count;
-  joined.assign(count, 0);
-  for (int thread : from) {
-    const unsigned* clock = clock_of(thread);
-    for (int i = 0; i < count; ++i) joined[i] = std::max(joined[i], clock[i]);
-  }
-  for (Thread* thread : to) {
-    unsigned* clock = clock_of(thread->number);
-    for (int i = 0; i < count; ++i) clock[i] = std::max(clock[i], joined[i]);
+  joined.assign(2 * agent_count, 0);
+  for (int half = 0; half < (in_warp ? 1 : 2); ++half) {
+    unsigned* all = &joined[half * agent_count];
+    for (int thread : from) join_half(all, clock_of(thread) + half * agent_count, agents_in_use);
+    for (Thread* thread : to)
+      std::copy_n(all, agents_in_use, clock_of(thread->number) + half * agent_count);
   }
   for (int thread : from) tick(thread);
 }
 
 void release_clock(Thread* thread, Clock& clock) {
   clock.resize(2 * agent_count);
-  unsigned* mine = clock_of(thread->number);
-  for (int i = 0; i < 2 * agent_count; ++i) clock[i] = std::max(clock[i], mine[i]);
+  join(clock.data(), clock_of(thread->number));
   tick(thread->number);
 }
 
 void acquire_clock(Thread* thread, const Clock& clock) {
-  unsigned* mine = clock_of(thread->number);
-  for (std::size_t i = 0; i < clock.size(); ++i) mine[i] = std::max(mine[i], clock[i]);
+  if (!clock.empty()) join(clock_of(thread->number), clock.data());
 }
 
 bool knows(const Thread* thread, int agent, unsigned clock) {
@@ -242,10 +298,11 @@ bool knows(const Thread* thread, int agent, unsigned clock) {
 }
 unsigned own_clock(const Thread* thread) { return now(thread, true); }
 
-int mbarrier_agent(int index) { return 2 * thread_count + index; }
-int warp_agent(int warp) { return 2 * thread_count + max_mbarriers + warp; }
+int warp_agent(int warp) { return 2 * thread_count + warp; }
+int mbarrier_agent(int index) { return earlier_launches + 1 + index; }
 
 void advance_agent(int agent, Clock* clock) {
+  agents_in_use = std::max(agents_in_use, agent + 1);
   clock->resize(2 * agent_count);
   (*clock)[agent] = ++agent_clocks[agent - 2 * thread_count];
 }
@@ -277,55 +334,46 @@ void order_reads(const Warp& warp) {
 // ---------------------------------------------------------------- shared memory
 
 void touch_shared(Thread* thread, std::size_t offset, int bytes, bool write, const void* pc) {
-  const Access access = access_by(thread, write, 0, pc);
-  for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes) {
-    Access* cell = cell_at(at);
-    check_cell(thread, cell, at, write, true, pc);
-    cell[write ? 0 : 1 + thread->warp] = access;
-  }
+  check_plain(thread, offset, bytes, write, pc);
+  set_cells(offset, bytes, write ? writes : first_read + thread->warp,
+            access_by(thread, write, 0, pc));
 }
 
 void mark_in_flight(Thread* thread, std::size_t offset, int bytes, const void* pc) {
-  touch_shared(thread, offset, bytes, true, pc);
-  for (std::size_t at = offset; at < offset + bytes; at += cell_bytes)
-    cell_at(at)->flags = in_flight;
+  check_plain(thread, offset, bytes, true, pc);
+  set_cells(offset, bytes, writes, access_by(thread, true, in_flight, pc));
 }
 
 void mark_landed(Thread* thread, std::size_t offset, int bytes) {
+  const unsigned clock = own_clock(thread);
   for (std::size_t at = offset; at < offset + bytes; at += cell_bytes) {
     cell_at(at)->flags = 0;
-    cell_at(at)->clock = own_clock(thread);
+    cell_at(at)->clock = clock;
   }
 }
 
 void check_asynchronous(const Thread* thread, std::size_t offset, int bytes, bool write, bool own,
                         const char* what, const void* pc) {
-  for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes) {
-    Access* cell = cell_at(at);
-    check_cell(thread, cell, at, write, own, pc);
-    if (cell->clock > block_start && !(cell->flags & asynchronous) && !fenced(thread, *cell))
+  for_each_access(offset, bytes, writes, [&](const Access& other, std::size_t at) {
+    check_write_before(thread, other, at, write, own, pc);
+    if (other.clock > block_start && !(other.flags & asynchronous) && !fenced(thread, other))
       fail_at(pc,
               "missing fence_async_proxy: %s of thread %d %s shared byte %zu, which thread %d wrote "
               "with plain stores (there: pc %p)",
-              what, thread->number, write ? "writes" : "reads", at, int(cell->agent),
-              decode(cell->pc));
-    if (write) *cell = access_by(thread, true, in_flight | asynchronous, pc);
-  }
+              what, thread->number, write ? "writes" : "reads", at, int(other.agent),
+              decode(other.pc));
+  });
+  if (!write) return;
+  check_reads_before(thread, offset, bytes, own, pc);
+  set_cells(offset, bytes, writes, access_by(thread, true, in_flight | asynchronous, pc));
 }
 
 void mark_asynchronous(int agent, std::size_t offset, int bytes, const void* pc) {
-  const Access access{agent_clocks[agent - 2 * thread_count] + 1, (unsigned short)agent, asynchronous,
-                      encode(pc)};
-  for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes)
-    *cell_at(at) = access;
+  set_cells(offset, bytes, writes, access_of(agent, pc));
 }
 
 void mark_asynchronous_read(int warp, std::size_t offset, int bytes, const void* pc) {
-  const int agent = warp_agent(warp);
-  const Access access{agent_clocks[agent - 2 * thread_count] + 1, (unsigned short)agent, asynchronous,
-                      encode(pc)};
-  for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes)
-    cell_at(at)[1 + warp] = access;
+  set_cells(offset, bytes, first_read + warp, access_of(warp_agent(warp), pc));
 }
 
 // The shared memory of a block is there until its last thread ends: whoever reads it from another block
@@ -376,19 +424,24 @@ void touch_global(Thread* thread, const Region& region, std::size_t offset, int 
             "that may still run, %s",
             thread->number, write ? "writes" : "reads", offset, region.argument,
             region.earlier > 1 ? "writes" : "reads");
-  for (std::size_t at = first_cell(offset); at < offset + bytes; at += cell_bytes) {
-    GlobalCell& cell = cells[at / cell_bytes];
+  const std::size_t first = offset / cell_bytes, last = (offset + bytes - 1) / cell_bytes;
+  const GlobalCell* checked = nullptr;
+  for (std::size_t i = first; i <= last; checked = &cells[i], ++i) {
+    const GlobalCell& cell = cells[i];
+    if (checked && same(cell, *checked)) continue;
     if (cell.writer_block && cell.writer_block != block)
       race(cell.writer_block, cell.write, "written");
     if (cell.writer_block && !known(thread, cell.write))
-      report("global", at, name(thread->number), thread->warp, write, cell.write, true, pc);
+      report("global", i * cell_bytes, name(thread->number), thread->warp, write, cell.write, true, pc);
     if (write && cell.reader_block) {
       if (cell.reader_block != block) race(cell.reader_block, cell.read, "read");
       if (!known(thread, cell.read))
-        report("global", at, name(thread->number), thread->warp, write, cell.read, false, pc);
+        report("global", i * cell_bytes, name(thread->number), thread->warp, write, cell.read, false, pc);
     }
-    if (write) cell.write = access, cell.writer_block = block;
-    else cell.read = access, cell.reader_block = block;
+  }
+  for (std::size_t i = first; i <= last; ++i) {
+    if (write) cells[i].write = access, cells[i].writer_block = block;
+    else cells[i].read = access, cells[i].reader_block = block;
   }
 }
 

@@ -121,12 +121,13 @@ void mark_reads(int warp, const Descriptor& matrix, int rows, const void* pc) {
   });
 }
 
+/// [k][row]
 std::vector<float> read_operand(Operand type, const Descriptor& matrix, int rows, const void* pc) {
   const int depth = depth_of(type), size = type == Operand::tf32 ? 4 : 2;
   std::vector<float> values(rows * depth);
   for_each_piece(matrix, rows, pc, [&](int row, int half, const unsigned char* pointer) {
     for (int i = 0; i < 16 / size; ++i)
-      values[matrix.mn_major ? (row + i) * depth + half : row * depth + half * (depth / 2) + i] =
+      values[matrix.mn_major ? half * rows + row + i : (half * (depth / 2) + i) * rows + row] =
           decode(type, pointer + i * size);
   });
   return values;
@@ -145,22 +146,24 @@ void multiply(Product& product) {
         const int row = thread / 32 * 16 + g + i % 2 * 8;
         const auto* bytes = reinterpret_cast<const unsigned char*>(&product.registers[thread][i]);
         if (product.type == Operand::tf32) {
-          a[row * depth + t + i / 2 * 4] = decode(product.type, bytes);
+          a[(t + i / 2 * 4) * 64 + row] = decode(product.type, bytes);
         } else {
           for (int half = 0; half < 2; ++half)
-            a[row * depth + 2 * t + half + i / 2 * 8] = decode(product.type, bytes + 2 * half);
+            a[(2 * t + half + i / 2 * 8) * 64 + row] = decode(product.type, bytes + 2 * half);
         }
       }
     }
   }
   const std::vector<float> b = read_operand(product.type, b_matrix, columns, product.pc);
   product.result.assign(64 * columns, 0.f);
-  for (int row = 0; row < 64; ++row)
-    for (int column = 0; column < columns; ++column) {
-      float sum = 0;
-      for (int k = 0; k < depth; ++k) sum += a[row * depth + k] * b[column * depth + k];
-      product.result[row * columns + column] = sum;
+  for (int row = 0; row < 64; ++row) {
+    float* __restrict__ sums = &product.result[row * columns];
+    for (int k = 0; k < depth; ++k) {
+      const float left = a[k * 64 + row];
+      const float* __restrict__ right = &b[k * columns];
+      for (int column = 0; column < columns; ++column) sums[column] += left * right[column];
     }
+  }
   product.done = true;
 }
 
