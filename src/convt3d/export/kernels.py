@@ -6,6 +6,7 @@ written once per set of files and becomes a kernel, or several, when its macros 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ def arrange(variants: Sequence[Variant]) -> KernelText:
     macros = {name for v in variants for name in v.macros}
     sets = list(dict.fromkeys(v.files for v in variants))
     every = sorted([*headers(), *kernel_files()])
-    dependent = [name for name in every if _mentions(flatten(name), macros)]
+    dependent = [name for name in every if not macros.isdisjoint(_words(name))]
     # An override that holds nothing but a file's own includes drops its text and keeps theirs.
     only_includes = {name: "".join(_includes(name)) for name in dependent}
     roots = dict.fromkeys(name for files in sets for name in files)
@@ -148,5 +149,7 @@ def _includes(name: str) -> list[str]:
     return _INCLUDE.findall((KERNEL_DIRECTORY / name).read_text())
 
 
-def _mentions(text: str, macros: set[str]) -> bool:
-    return not macros.isdisjoint(re.findall(r"\w+", text))
+@functools.cache
+def _words(name: str) -> frozenset[str]:
+    """All names and numbers in a kernel file and what it includes."""
+    return frozenset(re.findall(r"\w+", flatten(name)))
