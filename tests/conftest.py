@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Before torch is imported. By AMX, oneDNN 3.12 (torch 2.13) computes strided bfloat16 convolutions
@@ -47,6 +48,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if seen[test] % mark.kwargs.get("every", len(items)):
             item.add_marker("more")
         seen[test] += 1
+
+
+def pytest_collection_finish() -> None:
+    """What is alive by now stays alive: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)
