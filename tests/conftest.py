@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is alive by now stays alive: the garbage collector need not look at it again and again."""
+    """What is alive by now stays alive: the garbage collector need not look at it again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)

@@ -8,11 +8,13 @@ the extents (``batch, in_d, in_h, in_w, out_d, out_h, out_w``) and the numbers d
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -97,10 +99,15 @@ class HostCall:
 
 def evaluate(formula: str, values: Mapping[str, int]) -> int:
     """The value of a formula."""
+    functions: dict[str, Any] = {"__builtins__": {}, "div_up": div_up, "min": min, "max": max}
+    return int(eval(_compiled(formula), functions, dict(values)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(formula: str) -> CodeType:
     if not _FORMULA.fullmatch(formula):
         raise ValueError(f"{formula!r} is no formula")
-    functions: dict[str, Any] = {"__builtins__": {}, "div_up": div_up, "min": min, "max": max}
-    return int(eval(formula, functions, dict(values)))
+    return compile(formula.strip(), "formula", "eval")
 
 
 def literal(number: float) -> str:
