@@ -71,7 +71,7 @@ class WgmmaNdhwcPlan(NdhwcLayout):
             return replace(packed, weight_last=last)
         flipped = None
         if self.may_be_k_major:
-            k_major = _KMajorPlan(self.problem, self.tile, self.gpu)
+            k_major = _KMajor(self.problem, self.tile, self.gpu)
             flipped = last if self.k_major else k_major._schedule(batch, input_size)
         return replace(packed, weight_last=None if self.k_major else last, flipped_last=flipped)
 
@@ -174,7 +174,7 @@ class WgmmaNdhwcPlan(NdhwcLayout):
         return min(found, key=lambda item: item[0], default=None)
 
 
-class _KMajorPlan(WgmmaNdhwcPlan):
+class _KMajor(WgmmaNdhwcPlan):
     """The same tile on weights whose source channels are neighbours."""
 
     k_major = True
