@@ -216,6 +216,8 @@ REDUNDANT |= {(file, "__syncthreads", i) for file in (STRIDED_ROWS, STRIDED_SLIC
 #: Those that keep loads from moving, and lanes together before a cluster's barrier.
 REDUNDANT |= {("wgrad/kernel.cu", "__syncwarp", i) for i in (0, 1)}
 REDUNDANT |= {("ndhwc/kernel.cu", "__syncwarp", 0)}
+# As there, before a barrier of a CTA or of a cluster, which warps meet as a whole on a GPU alone.
+REDUNDANT |= {("wgrad_ndhwc/kernel.cu", "__syncwarp", i) for i in (1, 2)}
 #: That before other weights: some volume that is marched through last may finish no plane.
 REDUNDANT |= {("col2im/kernel.cu", "__syncthreads", 1)}
 #: Those that bring lanes together again, before a named barrier and before loads.
