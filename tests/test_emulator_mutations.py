@@ -216,8 +216,7 @@ REDUNDANT |= {(file, "__syncthreads", i) for file in (STRIDED_ROWS, STRIDED_SLIC
 #: Those that keep loads from moving, and lanes together before a cluster's barrier.
 REDUNDANT |= {("wgrad/kernel.cu", "__syncwarp", i) for i in (0, 1)}
 REDUNDANT |= {("ndhwc/kernel.cu", "__syncwarp", 0)}
-# As there, before a barrier of a CTA or of a cluster, which warps meet as a whole on a GPU alone.
-REDUNDANT |= {("wgrad_ndhwc/kernel.cu", "__syncwarp", i) for i in (1, 2)}
+REDUNDANT |= {("wgrad_ndhwc/kernel.cu", "__syncwarp", 0)}
 #: That before other weights: some volume that is marched through last may finish no plane.
 REDUNDANT |= {("col2im/kernel.cu", "__syncthreads", 1)}
 #: Those that bring lanes together again, before a named barrier and before loads.
@@ -458,7 +457,9 @@ PLANTED = {
         "missing __sync",
     ),
     "gradient by weight, channels_last: whole sums lie where products still read": (
-        Mutation("wgrad_ndhwc/kernel.cu", r"leave_stages<Config>\(\);(\s*sums\.)", r"\1"),
+        Mutation(
+            "wgrad_ndhwc/kernel.cu", r"named_barrier_sync\(1, sums\.threads\);(\s*sums\.put)", r"\1"
+        ),
         "without|missing|race|wrong result|deadlock",
     ),
     "gradient by weight, channels_last: sums of a cluster are read before they are there": (

@@ -6,7 +6,7 @@
 //       sums of a CTA, in its shared memory           what CTA 1 of 4 adds up and stores
 //       [block][4 registers][thread]                  columns 1/4 .. 2/4 of the tile, all rows
 #pragma once
-#include "device/barrier.cuh"
+#include "device/cluster.cuh"
 #include "ndhwc/config.cuh"
 
 namespace convt3d {
@@ -56,33 +56,16 @@ struct NdhwcCluster {
     for (int block = 0; block < Config::blocks; ++block)
 #pragma unroll
       for (int begin = 0; begin < registers; begin += 4 * vectors) {
-        uint32_t word[vectors][Config::cluster][4];
+        ClusterSums<Config::cluster, 4> fetched[vectors];
 #pragma unroll
         for (int v = 0; v < vectors; ++v) {
           // The last CTAs may have fewer columns, and add up others that they do not store.
           const int at = block * Config::sums + min(first + begin + 4 * v, Config::sums - 4);
-#pragma unroll
-          for (int rank = 0; rank < Config::cluster; ++rank) {
-            auto& w = word[v][rank];
-            load_shared_of(own + at / 4 * pitch, rank, w[0], w[1], w[2], w[3]);
-          }
+          fetched[v].fetch(own + at / 4 * pitch);
         }
 #pragma unroll
-        for (int i = 0; i < 4 * vectors; ++i) {
-          float total = 0.f;
-#pragma unroll
-          for (int rank = 0; rank < Config::cluster; ++rank)
-            total += __uint_as_float(word[i / 4][rank][i % 4]);
-          sum[block][begin + i] = total;
-        }
+        for (int i = 0; i < 4 * vectors; ++i) sum[block][begin + i] = fetched[i / 4].total(i % 4);
       }
-  }
-
-  /// Ends a CTA, by all of its threads: others may still read its sums.
-  CONVT3D_DEVICE static void leave(int warpgroup) {
-    __syncwarp();
-    if (warpgroup == Config::consumers) cluster_sync();
-    cluster_sync();
   }
 };
 

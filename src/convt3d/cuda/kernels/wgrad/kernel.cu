@@ -88,13 +88,12 @@ CONVT3D_DEVICE void run_wgrad(const WgradArguments<Config>& a,
       multiply_steps<Config, Config::last_of(0)>(l, 0);
     else
       multiply_steps<Config, Config::last_of(1)>(l, 1);
+    if constexpr (Config::cluster > 1) {
+      cluster_sync();
+      add_cluster(l, threadIdx.x - 128);
+    }
   }
-  if constexpr (Config::cluster > 1) {
-    __syncwarp();
-    cluster_sync();
-    if (role > 0) add_cluster(l, threadIdx.x - 128);
-    cluster_sync();  // the other CTAs still read these sums
-  }
+  if constexpr (Config::cluster > 1) cluster_leave(role > 0);
 }
 
 }  // namespace convt3d

@@ -2,7 +2,7 @@
 // weight itself, or the CTAs of a cluster, which share the steps of the same sums, add them up
 // first.
 #pragma once
-#include "device/barrier.cuh"
+#include "device/cluster.cuh"
 #include "wgrad/layout.cuh"
 
 namespace convt3d {
@@ -104,20 +104,14 @@ CONVT3D_DEVICE void add_cluster(const WgradLayout<Config>& l, int thread) {
                                  tap / Config::taps2 % Config::taps1, tap % Config::taps2);
 #pragma unroll 1
     for (int n = first_column + i / rows; n < last; n += fetched * together) {
-      uint32_t word[fetched][Config::cluster];
+      ClusterSums<Config::cluster, 1> sums[fetched];
 #pragma unroll
       for (int j = 0; j < fetched; ++j)
-#pragma unroll
-        for (int c = 0; c < Config::cluster; ++c)
-          word[j][c] = load_shared_of(
-              from + min(n + j * together, last - 1) * (Config::sum_pitch * 4), c);
+        sums[j].fetch(from + min(n + j * together, last - 1) * (Config::sum_pitch * 4));
 #pragma unroll
       for (int j = 0; j < fetched; ++j) {
-        float total = 0.f;
-#pragma unroll
-        for (int c = 0; c < Config::cluster; ++c) total += __uint_as_float(word[j][c]);
         const int in = n + j * together;
-        if (in < last) column[in * l.a.weight.stride_in] = Config::Type::store(total);
+        if (in < last) column[in * l.a.weight.stride_in] = Config::Type::store(sums[j].total(0));
       }
     }
   }

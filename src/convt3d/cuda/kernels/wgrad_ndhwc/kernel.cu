@@ -147,11 +147,6 @@ CONVT3D_DEVICE void run_wgrad_ndhwc(const WgradNdhwcArguments& a, const TensorMa
       transpose_steps<Config>(a, shared, ring, tile, split, warp - 1);
     else if (warp == 1)
       clear_steps<Config>(a, shared, ring, tile, split);
-    if (whole) leave_stages<Config>();
-    if constexpr (Config::cluster > 1) {
-      cluster_sync();
-      cluster_sync();
-    }
   } else {
     register_increase<Registers::multiplying>();
     float sum[Config::blocks][Config::sums];
@@ -171,6 +166,7 @@ CONVT3D_DEVICE void run_wgrad_ndhwc(const WgradNdhwcArguments& a, const TensorMa
       }
     }
   }
+  if constexpr (Config::cluster > 1) cluster_leave(warpgroup < Config::consumers);
 }
 
 }  // namespace convt3d

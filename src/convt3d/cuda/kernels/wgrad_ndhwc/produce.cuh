@@ -14,11 +14,11 @@ struct WgradNdhwcRing : Ring<Config::stages> {
   CONVT3D_DEVICE explicit WgradNdhwcRing(uint32_t shared)
       : Ring<Config::stages>(shared + Config::barrier_offset) {}
   CONVT3D_DEVICE void init() const {
-    // Of transposed steps plain stores and loads of lanes go from warp to warp.
-    Ring<Config::stages>::init(Config::transposes ? lanes_of(Config::transposing_warps) : 1,
+    // Plain stores of zeros, of transposed steps and of sums follow one another, by other warps.
+    Ring<Config::stages>::init(lanes_of(Config::transposes ? Config::transposing_warps : 1),
                                arrivals_of(Config::warps, Config::transposes));
     for (int stage = 0; stage < Config::stages; ++stage)
-      mbarrier_init(this->empty(Config::stages + stage), 1);
+      mbarrier_init(this->empty(Config::stages + stage), lanes_of(1));
   }
   CONVT3D_DEVICE uint32_t landed() const { return this->empty(Config::stages + this->stage); }
 };
@@ -51,7 +51,10 @@ CONVT3D_DEVICE void produce(const WgradNdhwcArguments& a, const TensorMap& sourc
     ring.wait_empty();
     const uint32_t barrier =
         Config::transposes || at.reaches_out() ? ring.landed() : ring.full();
-    if (lane == 0) mbarrier_expect(barrier, bytes);
+    if (lane == 0)
+      mbarrier_expect(barrier, bytes);
+    else
+      mbarrier_arrive(barrier);
     const uint32_t stage = to + ring.stage * Config::stage_bytes;
     if (live && of_source)
       tma_load_5d(stage, source_map, channel, at.at[3], at.at[2], at.at[1], at.at[0], barrier);
@@ -99,8 +102,7 @@ CONVT3D_DEVICE void clear_steps(const WgradNdhwcArguments& a, uint32_t shared,
     const uint32_t stage = shared + ring.stage * Config::stage_bytes;
     clear_outside<Config>(at, stage, tile.target_boxes(), lane, 32);
     fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(ring.full());
+    mbarrier_arrive(ring.full());
   }
 }
 

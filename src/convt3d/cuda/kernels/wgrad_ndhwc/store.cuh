@@ -11,7 +11,7 @@
 //     [ci 1]                    [ci 1]              and stores      [ci 1]
 //     ..                        ..                  CTA 1           ..
 #pragma once
-#include "device/barrier.cuh"
+#include "device/cluster.cuh"
 #include "wgrad_ndhwc/config.cuh"
 
 namespace convt3d {
@@ -54,27 +54,6 @@ struct WgradNdhwcSums {
       }
   }
 
-  /// A piece of a line, of all CTAs of the cluster.
-  CONVT3D_DEVICE void add(uint32_t at, float (&total)[vector]) const {
-    uint32_t word[Config::cluster][vector];
-#pragma unroll
-    for (int rank = 0; rank < Config::cluster; ++rank)
-#pragma unroll
-      for (int i = 0; i < vector; i += 4) {
-        auto& w = word[rank];
-        if constexpr (Config::cluster > 1)
-          load_shared_of(at + 4 * i, rank, w[i], w[i + 1], w[i + 2], w[i + 3]);
-        else
-          load_shared(at + 4 * i, w[i], w[i + 1], w[i + 2], w[i + 3]);
-      }
-#pragma unroll
-    for (int i = 0; i < vector; ++i) {
-      total[i] = __uint_as_float(word[0][i]);
-#pragma unroll
-      for (int rank = 1; rank < Config::cluster; ++rank) total[i] += __uint_as_float(word[rank][i]);
-    }
-  }
-
   /// Stores a CTA's lines. A thread keeps its piece, that is a tap and channels of the gradient.
   CONVT3D_DEVICE void store(const WgradNdhwcTile<Config>& tile,
                             const WgradNdhwcWeight<Config>& weight) const {
@@ -94,19 +73,22 @@ struct WgradNdhwcSums {
     const bool whole = weight.has_lines();
 #pragma unroll 1
     for (; line < end; line += fetched * together) {
-      float total[fetched][vector];
+      ClusterSums<Config::cluster, vector> sums[fetched];
 #pragma unroll
       for (int i = 0; i < fetched; ++i)
-        add(shared + 4 * (min(line + i * together, end - 1) * pitch + column), total[i]);
+        sums[i].fetch(shared + 4 * (min(line + i * together, end - 1) * pitch + column));
 #pragma unroll
       for (int i = 0; i < fetched; ++i) {
+        float total[vector];
+#pragma unroll
+        for (int j = 0; j < vector; ++j) total[j] = sums[i].total(j);
         if (line + i * together < end) {
           if (whole)
-            store_row<typename Config::Type>(to, total[i]);
+            store_row<typename Config::Type>(to, total);
           else
 #pragma unroll
             for (int j = 0; j < vector; ++j)
-              to[j * weight.stride_out] = Config::Type::store(total[i][j]);
+              to[j * weight.stride_out] = Config::Type::store(total[j]);
         }
         to += together * weight.stride_in;
       }
@@ -114,30 +96,19 @@ struct WgradNdhwcSums {
   }
 };
 
-/// By all threads of a CTA: no product reads the stages any more, and no warp changes them.
-template <typename Config>
-CONVT3D_DEVICE void leave_stages() {
-  __syncwarp();
-  named_barrier_sync(1, Config::threads);
-}
-
-/// By all threads that multiply. The others leave the stages and meet the cluster twice.
+/// By all threads that multiply. The others meet the cluster as it ends.
 template <typename Config>
 CONVT3D_DEVICE void store_whole(uint32_t shared, const WgradNdhwcTile<Config>& tile,
                                 const WgradNdhwcWeight<Config>& weight,
                                 const float (&sum)[Config::blocks][Config::sums]) {
   const WgradNdhwcSums<Config> sums{shared};
-  leave_stages<Config>();
+  named_barrier_sync(1, sums.threads);  // no product reads the stages any more
   sums.put_down(sum);
   if constexpr (Config::cluster > 1)
     cluster_sync();
   else
     named_barrier_sync(1, sums.threads);
   sums.store(tile, weight);
-  if constexpr (Config::cluster > 1) {
-    __syncwarp();
-    cluster_sync();  // others may still read this CTA's sums
-  }
 }
 
 }  // namespace convt3d
