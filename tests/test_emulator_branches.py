@@ -339,7 +339,11 @@ BRANCHES = {
                 cluster=2,
             ),
         ),
-        (Mutation("wgrad/kernel.cu", r"(add_cluster\(l[^;]*;\s*)cluster_sync\(\);", r"\1"),),
+        (
+            Mutation(
+                "wgrad/kernel.cu", r"(!multiplied\) cluster_sync\(\);\s*)cluster_sync\(\);", r"\1"
+            ),
+        ),
     ),
     "packed weights: out channels that do not follow one another": Branch(
         (every_second("k4 s2, small volume", phases_with(phased=2, stores_per_warp=True)),),
