@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def run_all(arguments: argparse.Namespace) -> int:
-    from convt3d.bench.record import record_text
+    from convt3d.bench.record import digits, record_text
     from convt3d.environment import environment
 
     folder = ROOT / "kernelbench" / ("level2" if arguments.level2 else "")
@@ -118,9 +118,10 @@ def run_all(arguments: argparse.Namespace) -> int:
                 done = _child(child, "--evaluate", name, *options)
                 row = {"error": _said(done)}
                 if done.returncode == 0:
-                    row = json.loads(done.stdout.splitlines()[-1])
-            if here["commit"] != record["environment"]["commit"]:  # that of the rows kept
-                row["commit"] = here["commit"]
+                    last = done.stdout.splitlines()[-1]
+                    row = json.loads(last, parse_float=lambda text: digits(float(text)))
+            kept = record["environment"]  # that of the rows kept
+            row |= {fact: here[fact] for fact in ("commit", "gpu") if here[fact] != kept[fact]}
             record["files"][name] = row
             print(f"{name:8} {_summary(row)}", flush=True)
             if arguments.out:

@@ -1,8 +1,6 @@
 """Writes kernelbench/*.py anew, and the table in docs/kernelbench.md.
 
-    python tools/kernelbench_generate.py [NAME ...]
-    python tools/kernelbench_generate.py --level2 [NAME ...]
-    python tools/kernelbench_generate.py [--level2] --figures [NAME ...]
+    python tools/kernelbench_generate.py [--level2] [--figures] [NAME ...]
 
 From kernelbench/problems and the package's kernels, tidied: needs the extra ``tidy`` and NVRTC, no
 GPU, and some minutes a file. Measured figures come from docs/results/kernelbench-level1.json, a
@@ -13,6 +11,7 @@ second table, from the record docs/results/kernelbench-level2.json.
 
 from __future__ import annotations
 
+import argparse
 import pathlib
 import re
 import sys
@@ -32,15 +31,19 @@ def main() -> None:
     from convt3d import export
     from convt3d.export.header import quoting, shipped_figures
 
-    level2 = "--level2" in sys.argv
-    wanted = [name for name in sys.argv[1:] if not name.startswith("--")]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="files; default all")
+    parser.add_argument("--level2", action="store_true", help="the files of level 2")
+    parser.add_argument("--figures", action="store_true", help="measured figures alone")
+    arguments = parser.parse_args()
+    level2, wanted = arguments.level2, arguments.names
     level = "level2" if level2 else ""
     figures = shipped_figures(ROOT, level2)
     for problem in sorted((ROOT / "kernelbench" / "problems" / level).glob("*.py")):
         if wanted and problem.stem not in wanted:
             continue
         path = ROOT / "kernelbench" / level / problem.name
-        if "--figures" in sys.argv:
+        if arguments.figures:
             if path.exists():
                 path.write_text(quoting(path.read_text(), problem.stem, figures or {}))
             continue
@@ -62,13 +65,15 @@ def main() -> None:
 
 
 def _facts(figures: Mapping[str, Any]) -> str:
-    """Where and when a record was made, and which files at another commit."""
+    """Where and when a record was made, and which files on another GPU or at another commit."""
     facts = figures["environment"]
     others: dict[str, list[str]] = {}
     for name, row in figures["files"].items():
-        if "commit" in row:
-            others.setdefault(row["commit"], []).append(name)
-    at = "".join(f"; {', '.join(names)}: {commit}" for commit, names in others.items())
+        elsewhere = [row["gpu"]] if "gpu" in row else []
+        elsewhere += [row["commit"][:12]] if "commit" in row else []
+        if elsewhere:
+            others.setdefault(", ".join(elsewhere), []).append(name)
+    at = "".join(f"; {', '.join(names)}: {where}" for where, names in others.items())
     return (
         f"{facts['gpu']}, torch {facts['torch']}, cuDNN {facts['cudnn']}, "
         f"commit {str(facts['commit'])[:12]}{at}, {figures['date'][:10]}. Milliseconds of a "

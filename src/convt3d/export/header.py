@@ -177,11 +177,12 @@ def _measured(name: str, digest: str, figures: Mapping[str, Any] | None) -> list
     if figures is None or row is None or row.get("digest") != digest:
         return []
     new, old = row["model_new_ms"], row["model_ms"]
+    gpu = row.get("gpu", figures["environment"]["gpu"])
     return [
         "",
         f"{_MEASURED}{new:.3g} ms, Model {old:.3g} ms ({old / new:.1f} times), mean of "
         f"{row['timed_runs']} cold runs,",
-        f"           {figures['environment']['gpu']}, torch {figures['environment']['torch']}",
+        f"           {gpu}, torch {figures['environment']['torch']}",
     ]
 
 
