@@ -110,6 +110,8 @@ def test_figures_of_a_record_can_be_quoted_anew() -> None:
     without = header.quoting(text, "kb70", figures | {"files": {}})
     assert "# measured" not in without and text.count("\n") == without.count("\n") + 3
     assert header.quoting(without, "kb70", figures) == text
+    row = figures["files"]["kb70"] | {"gpu": "another GPU"}
+    assert "another GPU, torch" in header.quoting(text, "kb70", figures | {"files": {"kb70": row}})
 
 
 LINES = {
