@@ -341,7 +341,7 @@ BRANCHES = {
         ),
         (
             Mutation(
-                "wgrad/kernel.cu", r"(!multiplied\) cluster_sync\(\);\s*)cluster_sync\(\);", r"\1"
+                "wgrad/kernel.cu", r"(!consumer\) cluster_sync\(\);\s*)cluster_sync\(\);", r"\1"
             ),
         ),
     ),

@@ -1,12 +1,15 @@
-// Split-K in a cluster: each CTA puts its sums down in its shared memory, at the same places; all
-// meet (cluster_sync); each adds up a share of the sums of all, in the order of the CTAs, which
-// makes the result the same in every run, and stores these; and all meet again, as they end.
+// Split-K in a cluster, whose CTAs share the K steps of one work tile. Each CTA writes its sums to
+// its shared memory, at the same offsets; after a cluster barrier each adds up a share of the sums
+// of all CTAs, by distributed shared memory, and stores it. The order of the CTAs is fixed, so the
+// result is the same in every run. A second cluster barrier keeps the shared memory alive until
+// all have read it.
 #pragma once
 #include "device/barrier.cuh"
 
 namespace convt3d {
 
-/// Neighbouring sums, `Words` in all, of every CTA of a cluster: fetched, then added up.
+/// `Words` sums at consecutive addresses, of every CTA of the cluster. Loads are apart from
+/// additions, so that several are in flight.
 template <int Cluster, int Words>
 struct ClusterSums {
   static_assert(Words == 1 || Words % 4 == 0, "a word, or vectors of 16 bytes");
@@ -37,11 +40,11 @@ struct ClusterSums {
   }
 };
 
-/// Ends a CTA of a cluster, by all of its threads: others may still read its sums. Those that
-/// multiplied have met the cluster before.
-CONVT3D_DEVICE void cluster_leave(bool multiplied) {
+/// The last cluster barriers, by all threads of a CTA. Consumers have passed the first one, between
+/// writing and reading sums; producers pass both here.
+CONVT3D_DEVICE void cluster_finish(bool consumer) {
   __syncwarp();
-  if (!multiplied) cluster_sync();
+  if (!consumer) cluster_sync();
   cluster_sync();
 }
 

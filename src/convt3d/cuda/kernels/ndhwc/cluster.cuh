@@ -1,7 +1,6 @@
-// Split-K of strided and unstrided channels_last layers: the CTAs of a cluster share the products
-// of one work tile. Each takes some of its chunks and taps of W, and puts its sums down where the
-// rings were; then each adds up some columns of all of them, in the order of the CTAs, which makes
-// the result the same in every run, and stores these.
+// Split-K of strided and unstrided channels_last layers (device/cluster.cuh): each CTA of a cluster
+// takes some chunks and taps of W of one work tile. Its sums lie where the rings were, and it adds
+// up and stores some columns of the tile.
 //
 //       sums of a CTA, in its shared memory           what CTA 1 of 4 adds up and stores
 //       [block][4 registers][thread]                  columns 1/4 .. 2/4 of the tile, all rows

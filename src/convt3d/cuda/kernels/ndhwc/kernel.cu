@@ -480,7 +480,7 @@ CONVT3D_DEVICE void run_ndhwc(const NdhwcArguments<typename Config::Storage>& ar
     else
       consume<Config>(arguments, shared, a_stages, stages, warpgroup);
   }
-  if constexpr (Config::cluster > 1) cluster_leave(warpgroup < Config::consumers);
+  if constexpr (Config::cluster > 1) cluster_finish(warpgroup < Config::consumers);
 }
 
 }  // namespace convt3d

@@ -93,7 +93,7 @@ CONVT3D_DEVICE void run_wgrad(const WgradArguments<Config>& a,
       add_cluster(l, threadIdx.x - 128);
     }
   }
-  if constexpr (Config::cluster > 1) cluster_leave(role > 0);
+  if constexpr (Config::cluster > 1) cluster_finish(role > 0);
 }
 
 }  // namespace convt3d

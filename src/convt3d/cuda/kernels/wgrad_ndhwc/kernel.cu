@@ -166,7 +166,7 @@ CONVT3D_DEVICE void run_wgrad_ndhwc(const WgradNdhwcArguments& a, const TensorMa
       }
     }
   }
-  if constexpr (Config::cluster > 1) cluster_leave(warpgroup < Config::consumers);
+  if constexpr (Config::cluster > 1) cluster_finish(warpgroup < Config::consumers);
 }
 
 }  // namespace convt3d

@@ -14,7 +14,8 @@ struct WgradNdhwcRing : Ring<Config::stages> {
   CONVT3D_DEVICE explicit WgradNdhwcRing(uint32_t shared)
       : Ring<Config::stages>(shared + Config::barrier_offset) {}
   CONVT3D_DEVICE void init() const {
-    // Plain stores of zeros, of transposed steps and of sums follow one another, by other warps.
+    // Plain stores of different warps follow one another in a stage: zeros, x transposed, at last
+    // sums. So every lane arrives (lanes_of).
     Ring<Config::stages>::init(lanes_of(Config::transposes ? Config::transposing_warps : 1),
                                arrivals_of(Config::warps, Config::transposes));
     for (int stage = 0; stage < Config::stages; ++stage)

@@ -1,10 +1,9 @@
 // The epilogue without a second pass: sums that are whole, of a CTA or of a cluster, whose CTAs
 // share the K steps of one work tile.
 //
-// Accumulators hold 8 x 8 channels of a tap a warp. So a CTA puts them down where the steps were,
-// and each CTA of the cluster adds up some lines, in the order of the CTAs, which makes the result
-// the same in every run. Channels of the gradient are neighbours in the weight, as they are in a
-// channels_last one: a thread stores 16 bytes.
+// Accumulators hold 8 x 8 channels of a tap a warp. So a CTA writes them to shared memory, where
+// the steps were, and each CTA of the cluster adds up some lines (device/cluster.cuh). Channels of
+// the gradient are neighbours in a channels_last weight: a thread stores 16 bytes.
 //
 //     CTA 0                     CTA 1                               weight
 //     [ci 0][tap, co]           [ci 0][tap, co]     CTA 0 adds up   [ci 0][tap 0][co] [tap 1][co]
@@ -96,7 +95,7 @@ struct WgradNdhwcSums {
   }
 };
 
-/// By all threads that multiply. The others meet the cluster as it ends.
+/// By all consumers.
 template <typename Config>
 CONVT3D_DEVICE void store_whole(uint32_t shared, const WgradNdhwcTile<Config>& tile,
                                 const WgradNdhwcWeight<Config>& weight,
