@@ -356,6 +356,36 @@ def test_channels_last_weights_are_taken_as_they_are() -> None:
         assert len(schedule.workspaces) == len(files) - 1
 
 
+@pytest.mark.parametrize("resident", [False, True])
+def test_stages_of_weights_as_they_are_fit_shared_memory(resident: bool) -> None:
+    # A chunk of 48 channels is 96 bytes of packed weights, and 128 of weights as they are.
+    problem = Problem("forward", Geometry(48, 256, (3, 3, 3)), Arithmetic.BF16, True, True)
+    tile = ndhwc.NdhwcTile(3, 1, 256, 2, 3, 4, 2, False, direct=True)
+    if resident:
+        tile = replace(tile, column_tile=64, weight_stages=27, resident_weights=True)
+    plan = ndhwc.WgmmaNdhwcPlan(problem, tile, Gpu())
+    assert plan.serves(4, (32, 32, 32))
+    as_it_is = plan.schedule(4, (32, 32, 32)).flipped_last
+    if resident:
+        assert as_it_is is None
+    else:
+        assert as_it_is is not None
+        assert dict(as_it_is.launches[0].kernel.macros)["CONVT3D_WEIGHT_STAGES"] == "3"
+        assert as_it_is.launches[0].shared_bytes <= Gpu().shared_per_block
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("arithmetic", [Arithmetic.BF16, Arithmetic.TF32])
+def test_plans_on_channels_last_run_at_any_count_of_channels(
+    arithmetic: Arithmetic, stride: int
+) -> None:
+    for channels in (24, 48, 112):
+        geometry = Geometry(channels, 256, (3, 3, 3), (stride,) * 3, (1, 1, 1))
+        problem = Problem("forward", geometry, arithmetic, True, True)
+        for plan in ranked_plans(problem, 4, (32, 32, 32), Gpu())[:4]:
+            plan.schedule(4, (32, 32, 32))
+
+
 def test_long_sums_of_small_volumes_are_split() -> None:
     geometry = Geometry(320, 320, (2, 2, 2), (2, 2, 2))
     problem = Problem("grad_input", geometry, Arithmetic.TF32)

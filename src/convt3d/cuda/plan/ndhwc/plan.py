@@ -69,11 +69,26 @@ class WgmmaNdhwcPlan(NdhwcLayout):
         last = self._schedule(batch, input_size)
         if not self.problem.forward:
             return replace(packed, weight_last=last)
-        flipped = None
-        if self.may_be_k_major:
-            k_major = _KMajor(self.problem, self.tile, self.gpu)
-            flipped = last if self.k_major else k_major._schedule(batch, input_size)
-        return replace(packed, weight_last=None if self.k_major else last, flipped_last=flipped)
+        if self.k_major:
+            return replace(packed, flipped_last=last)
+        k_major = self._on_k_major(batch, self.problem.extents(input_size)[1])
+        flipped = k_major._schedule(batch, input_size) if k_major else None
+        return replace(packed, weight_last=last, flipped_last=flipped)
+
+    def _on_k_major(self, batch: int, target: Sequence[int]) -> WgmmaNdhwcPlan | None:
+        """The same tile on weights whose source channels are neighbours, if these can be read.
+
+        Their stages hold rows of 128 bytes, however few channels a chunk has. Where all stages of
+        the tile have no room, there are fewer; where two have none, these weights are packed.
+        """
+        if not self.may_be_k_major:
+            return None
+        most = self.tile.weight_stages
+        counts = (most,) if self.tile.resident_weights else range(most, 1, -1)
+        plans = (
+            _KMajor(self.problem, replace(self.tile, weight_stages=n), self.gpu) for n in counts
+        )
+        return next((plan for plan in plans if plan.serves(batch, target)), None)
 
     def _schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         source, target = self.problem.extents(input_size)
