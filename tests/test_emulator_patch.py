@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from convt3d.cuda.plan.patch import Tile, WgmmaPatchPlan, ranked, refusal
 from convt3d.cuda.schedule import Gpu, Problem
 from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
-from emulator import build
+from emulator import build, harness
 from emulator.gpu import EmulatedGpu
 from test_emulator_kernels import DTYPES, layer, sampled
 
@@ -237,6 +238,45 @@ def test_which_family_comes_first() -> None:
     short = Problem("grad_input", layer((256, 128), 2, 2), Arithmetic.TF32)
     assert ranked(short, BATCH, (8, 8, 8), Gpu())[0][1].tile.fold == 8
     assert ranked(short, BATCH, (8, 8, 2), Gpu()) == []
+
+
+ASKED = """
+#include "patch/config.cuh"
+#include "patch/work.cuh"
+extern "C" __global__ void kernel(convt3d::int64_t in, convt3d::int64_t out, convt3d::int64_t d,
+                                  convt3d::int64_t h, convt3d::int64_t w, int* result) {
+  convt3d::PatchArguments<convt3d::PatchConfig> arguments{};
+  arguments.stride_in = in;
+  arguments.stride_out = out;
+  arguments.stride_d = d;
+  arguments.stride_h = h;
+  arguments.stride_w = w;
+  result[0] = arguments.weights_in_order();
+}
+"""
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_strides_of_axes_with_one_tap_say_nothing_of_a_weight(tmp_path: Path, last: bool) -> None:
+    def in_order(geometry: Geometry, *strides: int) -> bool:
+        problem = Problem("forward", geometry, Arithmetic.BF16, last, last)
+        plan = ranked(problem, 1, (16, 16, 16), Gpu())[0][1]
+        entry = tmp_path / "asked.cu"
+        entry.write_text(ASKED)
+        text, result = build.flatten(entry, build.REPLACED), torch.zeros(1, dtype=torch.int32)
+        harness.launch("kernel", text, plan.macros, 1, 1, 0, [*strides, result])
+        return bool(result)
+
+    # What PyTorch gives a 1x1x1 weight: contiguous(), and to(memory_format=channels_last_3d).
+    one = Geometry(64, 32, (1, 1, 1))
+    assert in_order(one, 32, 1, 1, 1, 1)
+    assert in_order(one, 32, 1, 32, 32, 32)
+    assert not in_order(one, 1, 64, 1, 1, 1)
+    assert not in_order(one, 64, 1, 1, 1, 1)
+    planes = Geometry(64, 32, (1, 2, 2), (1, 2, 2))
+    assert in_order(planes, 128, 4, 7, 2, 1) is not last
+    assert in_order(planes, 128, 1, 7, 64, 32) is last
+    assert not in_order(planes, 128, 4, 7, 1, 2)
 
 
 @pytest.mark.parametrize(

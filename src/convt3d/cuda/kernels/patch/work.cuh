@@ -52,15 +52,14 @@ struct PatchArguments {
   }
 
   /// Whether the weight lies in memory as the matrix (C_in, C_out * slots), or (C_in, slots *
-  /// C_out) where slots come first.
+  /// C_out) where slots come first. Strides of axes with one slot say nothing.
   CONVT3D_DEVICE bool weights_in_order() const {
-    const bool in_order =
-        Config::slots_first
-            ? stride_out == 1 && stride_w == Config::slot_channels &&
-                  stride_h == stride_w * Config::stride2 && stride_d == stride_h * Config::stride1
-            : stride_w == 1 && stride_h == Config::stride2 &&
-                  stride_d == Config::stride1 * Config::stride2 && stride_out == Config::slots;
-    return in_order && stride_in == Config::slot_channels * Config::slots;
+    constexpr int per_slot = Config::slots_first ? Config::slot_channels : 1;
+    constexpr int per_channel = Config::slots_first ? 1 : Config::slots;
+    return (Config::stride2 == 1 || stride_w == per_slot) &&
+           (Config::stride1 == 1 || stride_h == per_slot * Config::stride2) &&
+           (Config::stride0 == 1 || stride_d == per_slot * Config::stride2 * Config::stride1) &&
+           stride_out == per_channel && stride_in == Config::slot_channels * Config::slots;
   }
   /// Where an element of that matrix lies in any case.
   CONVT3D_DEVICE int64_t weight_at(int64_t row, int column) const {

@@ -236,8 +236,11 @@ struct WgradNdhwcWeight {
            k0 * stride[0] + k1 * stride[1] + k2 * stride[2];
   }
   /// Whether channels of the gradient are neighbours, those of 16 bytes at multiples of them.
+  /// Strides of axes with one tap say nothing.
   CONVT3D_DEVICE bool has_lines() const {
-    const int64_t any = stride_in | stride[0] | stride[1] | stride[2];
+    const int64_t any = stride_in | (Config::kernel0 > 1 ? stride[0] : 0) |
+                        (Config::kernel1 > 1 ? stride[1] : 0) |
+                        (Config::kernel2 > 1 ? stride[2] : 0);
     return stride_out == 1 && any % Config::vector == 0 &&
            uint64_t(data) % 16 == 0;
   }
