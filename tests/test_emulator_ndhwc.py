@@ -34,6 +34,7 @@ LAYERS["k325 s1 d121, one phase"] = (
     (3, 5, 7),
 )
 LAYERS["k1 s1, one phase"] = (layer((80, 24), 1), (3, 5, 7))
+LAYERS["k1 s1, to 136"] = (layer((40, 136), 1), (3, 5, 7))
 LAYERS["k213 s1, three chunks"] = (layer((136, 72), (2, 1, 3), 1, (0, 0, 1)), (3, 3, 4))
 LAYERS["k3 s2, three chunks"] = (layer((136, 72), 3, 2, 1), (2, 3, 4))
 LAYERS["k213 s2, to three chunks"] = (layer((40, 136), (2, 1, 3), 2, (0, 0, 1)), (2, 3, 3))
@@ -109,6 +110,19 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
     (
         Case("k1 s1, one phase", "forward", Arithmetic.BF16, True, True),
         {"phased": 1, "resident_weights": True},
+    ),
+    # A Conv3d of one tap is a gradient by input.
+    (
+        Case("k1 s1, to 136", "grad_input", Arithmetic.BF16, True, True),
+        {"direct": True},
+    ),
+    (
+        Case("k1 s1, one phase", "grad_input", Arithmetic.TF32, True, True),
+        {"resident_weights": True},
+    ),
+    (
+        Case("k1 s1, to 136", "grad_input", Arithmetic.F16, True, True),
+        {"direct": True, "cluster": 3},
     ),
     # Split-K. Three CTAs have two times 16 columns each, of five: the last one less.
     (

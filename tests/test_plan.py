@@ -386,6 +386,29 @@ def test_plans_on_channels_last_run_at_any_count_of_channels(
             plan.schedule(4, (32, 32, 32))
 
 
+@pytest.mark.parametrize("arithmetic", [Arithmetic.BF16, Arithmetic.TF32], ids=str)
+def test_long_code_is_not_fetched_for_few_tiles(arithmetic: Arithmetic) -> None:
+    # All 75 taps of four chunks, unrolled for 216 work tiles, took three times as long as phases.
+    geometry = Geometry(128, 16, (3, 5, 5), (1, 2, 2), (1, 2, 2))
+    problem = Problem("forward", geometry, arithmetic, True, True)
+    plan = ndhwc.ranked(problem, 1, (48, 24, 24), Gpu())[0][1]
+    assert plan.tile.phased >= 2
+
+
+def test_channels_last_gradients_by_their_source_channels() -> None:
+    def kind(geometry: Geometry, size: tuple[int, int, int]) -> type:
+        problem = Problem("grad_input", geometry, Arithmetic.BF16, True, True)
+        return type(ranked_plans(problem, 2, size, Gpu(), first_only=True)[0])
+
+    # Of one tap, which a Conv3d's forward pass is: rows of TMA's lines on the patch kernel.
+    assert kind(Geometry(144, 24, (1, 1, 1)), (56, 56, 56)) is ndhwc.WgmmaNdhwcPlan
+    assert kind(Geometry(64, 128, (1, 1, 1)), (56, 56, 56)) is patch.WgmmaPatchPlan
+    # Strided: 8 of the 64 channels that a stage of ndhwc brings.
+    planes = {"stride": (1, 2, 2), "padding": _P1}
+    assert kind(Geometry(160, 8, _K3, **planes), (40, 80, 80)) is sweep.WgmmaSweepPlan
+    assert kind(Geometry(160, 64, _K3, **planes), (40, 80, 80)) is ndhwc.WgmmaNdhwcPlan
+
+
 def test_long_sums_of_small_volumes_are_split() -> None:
     geometry = Geometry(320, 320, (2, 2, 2), (2, 2, 2))
     problem = Problem("grad_input", geometry, Arithmetic.TF32)

@@ -113,6 +113,7 @@ _LATE = (sweep.ranked, phases.ranked, ampere_gather.ranked, ampere_wgrad.ranked)
 """Families that take long to ask, and less where others already cost less than they could."""
 _FEW_COLUMNS, _FEW_CHANNELS = 3, 32
 _HALF_A_TILE = 8  # columns, of the narrowest tile of ndhwc
+_QUARTER_OF_A_STAGE = 16  # channels, of ndhwc in 16 bits
 _LONG_KERNEL = {"forward": 7, "grad_input": 5}
 
 
@@ -153,7 +154,9 @@ def _kernel_equals_stride(problem: Problem) -> tuple[Ranked, ...]:
     if problem.forward and problem.element_bytes == 2 and few:
         return (ampere_patch.ranked, patch.ranked)
     dense_last = problem.channels_last and problem.geometry.groups == 1
-    if dense_last and not problem.forward and problem.source_channels > _FEW_CHANNELS:
+    one_tap = max(problem.geometry.kernel_size) == 1
+    many = one_tap or problem.source_channels > _FEW_CHANNELS
+    if dense_last and not problem.forward and many:
         return (patch.ranked, ndhwc.ranked, ampere_patch.ranked)
     return (patch.ranked, ampere_patch.ranked)
 
@@ -178,6 +181,8 @@ def _dense_16_bit(problem: Problem) -> tuple[tuple[Ranked, ...], tuple[Ranked, .
         few = problem.target_channels <= _HALF_A_TILE
     else:
         few = max(g.in_channels, g.out_channels) <= _FEW_CHANNELS
+        if problem.source_channels <= _QUARTER_OF_A_STAGE and not few:
+            return (), _CONVOLUTIONS
     return (ampere_strided.ranked,) if few else (ndhwc.ranked,), _CONVOLUTIONS
 
 

@@ -50,8 +50,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
     if max(g.stride) == 1:
         if g.groups > 1:
             return "stride 1 in groups is left to the sweep"
-        if not problem.forward:
-            return "the gradient of one tap is left to the patch kernels"
+        if not problem.forward and max(g.kernel_size) > 1:
+            return "gradients of several taps are forward passes at stride 1"
     if problem.source_channels * g.groups % vector or problem.target_channels % vector:
         return "channels are moved as 16 bytes"
     if g.groups > 1 and problem.source_channels % (2 * vector) and not _by_warps(problem):
