@@ -21,7 +21,7 @@ def digits(value: float) -> float:
 
 
 def record_text(values: Mapping[str, Any]) -> str:
-    """A record as JSON: each value in a line, of ``rows`` and ``files`` each entry."""
+    """A record as JSON: each value in a line, of ``rows`` and ``files`` each entry, compact."""
     members = [
         f" {json.dumps(name)}: "
         + (_in_lines(value) if name in ("rows", "files") else json.dumps(value))
@@ -32,9 +32,13 @@ def record_text(values: Mapping[str, Any]) -> str:
 
 def _in_lines(entries: Sequence[Any] | Mapping[str, Any]) -> str:
     if isinstance(entries, Mapping):
-        lines = [f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
+        lines = [f"  {json.dumps(name)}: {_compact(entry)}" for name, entry in entries.items()]
         return "{\n" + ",\n".join(lines) + "\n }"
-    return "[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in entries) + "\n ]"
+    return "[\n" + ",\n".join(f"  {_compact(entry)}" for entry in entries) + "\n ]"
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 @dataclass
