@@ -191,6 +191,12 @@ def _cached(suffix: str, ingredients: Sequence[str], make: Callable[[Path], Path
     return path
 
 
+@functools.cache
+def _linker() -> tuple[str, ...]:
+    """GNU gold, where there is one: it takes a third of the time of ld."""
+    return ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
+
+
 def _header_texts() -> list[str]:
     return [path.read_text() for path in sorted(DEVICE.glob("*.cuh"))]
 
@@ -243,7 +249,8 @@ def build(
         unit.write_text(unit_text)
         _run([*options, *defines, "-c", str(unit), "-o", str(scratch / "kernel.o")])
         made = scratch / "kernel"
-        link = ["-shared", "-Wl,-Bsymbolic"] if flavour is Flavour.CHECKED else _SANITIZED
+        checked = flavour is Flavour.CHECKED
+        link = [*_linker(), "-shared", "-Wl,-Bsymbolic"] if checked else _SANITIZED
         _run([*link, str(scratch / "kernel.o"), str(runtime), "-o", str(made)])
         return made
 
