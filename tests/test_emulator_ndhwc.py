@@ -36,6 +36,7 @@ LAYERS["k325 s1 d121, one phase"] = (
 LAYERS["k1 s1, one phase"] = (layer((80, 24), 1), (3, 5, 7))
 LAYERS["k1 s1, to 136"] = (layer((40, 136), 1), (3, 5, 7))
 LAYERS["k213 s1, three chunks"] = (layer((136, 72), (2, 1, 3), 1, (0, 0, 1)), (3, 3, 4))
+LAYERS["k213 s1, to 48"] = layer((72, 48), (2, 1, 3), 1, (0, 0, 1)), (3, 3, 4)
 LAYERS["k3 s2, three chunks"] = (layer((136, 72), 3, 2, 1), (2, 3, 4))
 LAYERS["k213 s2, to three chunks"] = (layer((40, 136), (2, 1, 3), 2, (0, 0, 1)), (2, 3, 3))
 LAYERS["k3 s2, two groups of 16"] = (layer((32, 32), 3, 2, 1, groups=2), (2, 3, 9))
@@ -165,6 +166,11 @@ LAST: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k213 s1, three chunks", "grad_input", Arithmetic.TF32, True, True),
+        {"flipped": True, "direct": True, "phased": 3, "split": 2},
+    ),
+    # Three products of 16 channels a chunk, in rows that have room for four.
+    (
+        Case("k213 s1, to 48", "grad_input", Arithmetic.BF16, True, True),
         {"flipped": True, "direct": True, "phased": 3, "split": 2},
     ),
     (
