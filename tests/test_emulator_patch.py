@@ -240,7 +240,7 @@ def test_which_family_comes_first() -> None:
     assert ranked(short, BATCH, (8, 8, 2), Gpu()) == []
 
 
-ASKED = """
+IN_ORDER_KERNEL = """
 #include "patch/config.cuh"
 #include "patch/work.cuh"
 extern "C" __global__ void kernel(convt3d::int64_t in, convt3d::int64_t out, convt3d::int64_t d,
@@ -261,8 +261,8 @@ def test_strides_of_axes_with_one_tap_say_nothing_of_a_weight(tmp_path: Path, la
     def in_order(geometry: Geometry, *strides: int) -> bool:
         problem = Problem("forward", geometry, Arithmetic.BF16, last, last)
         plan = ranked(problem, 1, (16, 16, 16), Gpu())[0][1]
-        entry = tmp_path / "asked.cu"
-        entry.write_text(ASKED)
+        entry = tmp_path / "in_order.cu"
+        entry.write_text(IN_ORDER_KERNEL)
         text, result = build.flatten(entry, build.REPLACED), torch.zeros(1, dtype=torch.int32)
         harness.launch("kernel", text, plan.macros, 1, 1, 0, [*strides, result])
         return bool(result)

@@ -388,7 +388,7 @@ def test_plans_on_channels_last_run_at_any_count_of_channels(
 
 @pytest.mark.parametrize("arithmetic", [Arithmetic.BF16, Arithmetic.TF32], ids=str)
 def test_long_code_is_not_fetched_for_few_tiles(arithmetic: Arithmetic) -> None:
-    # All 75 taps of four chunks, unrolled for 216 work tiles, took three times as long as phases.
+    # With all 75 taps unrolled, 216 work tiles took three times as long as with a loop over them.
     geometry = Geometry(128, 16, (3, 5, 5), (1, 2, 2), (1, 2, 2))
     problem = Problem("forward", geometry, arithmetic, True, True)
     plan = ndhwc.ranked(problem, 1, (48, 24, 24), Gpu())[0][1]
@@ -400,7 +400,7 @@ def test_channels_last_gradients_by_their_source_channels() -> None:
         problem = Problem("grad_input", geometry, Arithmetic.BF16, True, True)
         return type(ranked_plans(problem, 2, size, Gpu(), first_only=True)[0])
 
-    # Of one tap, which a Conv3d's forward pass is: rows of TMA's lines on the patch kernel.
+    # One tap, as in a Conv3d forward: patch takes positions of whole 128 bytes, ndhwc the others.
     assert kind(Geometry(144, 24, (1, 1, 1)), (56, 56, 56)) is ndhwc.WgmmaNdhwcPlan
     assert kind(Geometry(64, 128, (1, 1, 1)), (56, 56, 56)) is patch.WgmmaPatchPlan
     # Strided: 8 of the 64 channels that a stage of ndhwc brings.

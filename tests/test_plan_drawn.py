@@ -1,4 +1,7 @@
-"""Layers drawn at random: their plans can be launched on weights of either memory format."""
+"""Random layers of the sizes that networks have: plans launch on weights of either memory format.
+
+Smaller ones, whose numbers are checked, are ``support.geometries.cases``.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +22,8 @@ from convt3d.precision import Arithmetic
 _LAYERS = 12  # of a seed
 _MOST_ELEMENTS = 4e8
 _CHANNELS = (
-    1,
-    2,
-    3,
-    5,
-    8,
-    12,
-    16,
-    20,
-    24,
-    32,
-    40,
-    48,
-    56,
-    64,
-    80,
-    96,
-    112,
-    128,
-    160,
-    256,
-    320,
-    512,
-)
+    1, 2, 3, 5, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 256, 320, 512,
+)  # fmt: skip
 _EXTENTS = (1, 2, 3, 5, 7, 8, 10, 12, 16, 20, 24, 28, 32, 48, 64, 96)
 _MODES = (
     (torch.bfloat16, None),
@@ -52,7 +34,7 @@ _MODES = (
 
 
 def _drawn(r: random.Random) -> Shape | None:
-    """A layer with its input, unless the draw is none that PyTorch would take, or too large."""
+    """A layer and its input; None where PyTorch would refuse the draw, or it is too large."""
     many, few, groups = r.choice(_CHANNELS), r.choice(_CHANNELS), 1
     if r.random() < 0.25:
         groups = r.choice((2, 3, 4, many))
@@ -78,7 +60,7 @@ def _drawn(r: random.Random) -> Shape | None:
     return shape if fits else None
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(every=8)
 @pytest.mark.parametrize("seed", range(8))
 def test_plans_of_drawn_layers_can_be_launched(seed: int) -> None:
     r, gpu = random.Random(seed), Gpu()

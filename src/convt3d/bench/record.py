@@ -21,7 +21,7 @@ def digits(value: float) -> float:
 
 
 def record_text(values: Mapping[str, Any]) -> str:
-    """A record as JSON: each value in a line, of ``rows`` and ``files`` each entry, compact."""
+    """A record as JSON: each value in a line, of ``rows`` and ``files`` each entry."""
     members = [
         f" {json.dumps(name)}: "
         + (_in_lines(value) if name in ("rows", "files") else json.dumps(value))

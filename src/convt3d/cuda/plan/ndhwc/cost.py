@@ -37,10 +37,11 @@ _UNSTRIDED = 1.2  # what layers of stride 1 cost more than counted, beside sweep
 # What plans on copies take of what is counted, beside kernels of contiguous tensors, over 224
 # problems; and forward passes of strided layers, over 42.
 _ON_COPIES, _STRIDED_ON_COPIES = 1.2, 1.55
-# Instructions come from memory once, and every time where the cache does not hold them: cycles of a
-# product that is unrolled, beyond so many, over 107 plans of strided forward passes.
-_FETCHED, _FETCHED_ALONGSIDE = 250.0, 54
-_FETCHED_AGAIN, _CACHED = 130.0, 180
+# Fetching the instructions of an unrolled product: once a call, of products beyond the first so
+# many; and at each pass, where there are more than the instruction cache holds. From 107 plans of
+# strided forward passes.
+_FETCH, _FETCHED_FREE = 250.0, 54
+_REFETCH, _CACHED = 130.0, 180
 _MOST_SORTED = 1024  # work tiles that are scheduled longest first, at most
 
 
@@ -70,10 +71,9 @@ def call_cycles(
     piece = t.column_tile * p.element_bytes
     joined = t.column_tile >= g.out_channels and plan.slots[2] == g.stride[2]
     multiplied = products * _PRODUCT + stages * _STAGE
-    unrolled_taps = plan.axes[2].kernel if plan.axes[2].block else 1
-    unrolled = 0 if plan.by_warps else plan.taps * unrolled_taps * plan.steps
+    unrolled = 0 if plan.by_warps else plan.unrolled
     if unrolled > _CACHED:
-        multiplied += stages / unrolled_taps * unrolled * _FETCHED_AGAIN
+        multiplied += stages * plan.taps * plan.steps * _REFETCH
     waited = 0.0 if t.resident_weights else stages / max(1, t.weight_stages - 1) * _WEIGHT_WAIT
     position_rows = share * plan.chunks * plan.boxes
     work_tiles, filled = plan.n_tile_phases, 0.0
@@ -90,7 +90,7 @@ def call_cycles(
     moved *= 1 if p.forward else math.prod(g.stride)
     floor = 1.1 * moved / MEMORY_BYTES / plan.gpu.multiprocessors
     once = _LAUNCHES + (0 if t.direct else _PACKING)
-    once += _FETCHED * max(0, unrolled - _FETCHED_ALONGSIDE)
+    once += _FETCH * max(0, unrolled - _FETCHED_FREE)
     if t.resident_weights:
         once += t.weight_stages * plan.stage_bytes * _RESIDENT_BYTE
     pipeline = _TWO_BOXES if t.source_stages == 2 else 1.0

@@ -179,20 +179,26 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
         producers = 40 if self.tile.fills else 56 if self.tile.cluster > 1 else 24
         return consumer_registers(self.tile.threads, self.tile.consumers, producers)
 
+    @once
+    def unrolled(self) -> int:
+        """Products of a block that follow one another in the code, without a loop."""
+        if self.by_warps:
+            return self.paired_products * self.fragments
+        inner = self.axes[2].kernel if self.axes[2].block else 1
+        return self.taps * inner * self.steps
+
     @property
     def suits(self) -> bool:
         """Whether registers and code hold all products of a chunk."""
         t = self.tile
         if not self.problem.target_channels_last and self.vector % self.slots[2]:
             return False  # 16 bytes of the target are the slots of whole units
-        inner2 = self.axes[2].kernel if self.axes[2].block else 1
-        operands, products = 2 * t.blocks, self.taps * inner2 * self.steps
+        operands = 2 * t.blocks
         if self.by_warps:
             operands = 4 * t.blocks * t.groups_per_tile + 4 * self.fragments
-            products = self.paired_products * self.fragments
         return (
             self.accumulators + operands + _SPARE_REGISTERS <= self.consumer_registers
-            and products * t.blocks <= MAX_PRODUCTS
+            and self.unrolled * t.blocks <= MAX_PRODUCTS
             and (self.by_warps or self.stage_bytes <= MAX_STAGE_BYTES)
         )
 
