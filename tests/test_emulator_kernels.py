@@ -375,6 +375,12 @@ FLAT_TILES = (
 )
 
 
+ONE_TAP = ("k111 odd", "k111 pairs", "k111 odd rows")
+LAYERS["k111 odd"] = (layer((24, 40), 1), (3, 5, 7))
+LAYERS["k111 pairs"] = (layer((40, 24), 1), (2, 7, 5))
+LAYERS["k111 odd rows"] = (layer((24, 16), 1), (4, 6, 9))
+
+
 def flat_tile(tile: Any) -> Callable[..., Any]:
     """A plan of ampere/patch with this tile, on a GPU so small that CTAs walk over many tiles."""
     (warps_m, warps_n), (fragments_m, groups), words, stages, keep, splits = tile
@@ -402,6 +408,10 @@ def flat_cases() -> list[tuple[Case, int]]:
         for last in (False, True):
             arithmetic = list(DTYPES)[(len(found) * 7 // 2 + last) % len(DTYPES)]
             found.append((Case(name, operation, arithmetic, last, last), len(found) % 2))
+    # Volumes of an odd number of positions, of pairs, and whole vectors in rows that are none.
+    for name, operation in itertools.product(ONE_TAP, ("forward", "grad_input")):
+        for arithmetic in (Arithmetic.TF32, Arithmetic.BF16):
+            found.append((Case(name, operation, arithmetic), len(found) // 2 % 2))
     for arithmetic in (Arithmetic.TF32, Arithmetic.F16):
         found.append((Case("k244", "grad_input", arithmetic, True, False), 0))
         found.append((Case("k222", "forward", arithmetic, unaligned=True), 1))

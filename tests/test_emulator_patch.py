@@ -88,6 +88,15 @@ GRADIENTS: list[tuple[Geometry, Triple, Arithmetic, Tile]] = [
         Arithmetic.BF16,
         Tile(1, 1, 64, 2, 2, False, 2, splits=2, fold=8),
     ),
+    # One tap: lines are channels, of which a chunk has 64, or 32.
+    (layer((24, 40), 1), (3, 5, 4), Arithmetic.TF32, Tile(2, 1, 24, 2, 2, True)),
+    (layer((40, 72), 1), (4, 7, 5), Arithmetic.TF32, Tile(2, 2, 16, 3, 2, False)),
+    (layer((64, 136), 1), (2, 7, 14), Arithmetic.TF32, Tile(1, 2, 64, 2, 2, False, 2, splits=3)),
+    (layer((24, 72), 1), (3, 5, 8), Arithmetic.BF16, Tile(2, 1, 16, 2, 2, True)),
+    (layer((136, 200), 1), (5, 7, 8), Arithmetic.BF16, Tile(1, 2, 72, 3, 3, False, 2)),
+    (layer((64, 320), 1), (2, 4, 9), Arithmetic.F16, Tile(2, 2, 64, 2, 2, False, splits=2)),
+    (layer((32, 264), 1), (3, 4, 6), Arithmetic.BF16, Tile(3, 1, 32, 2, 2, False, splits=3)),
+    (layer((48, 80), 1, groups=2), (3, 4, 6), Arithmetic.BF16, Tile(2, 1, 24, 4, 1, True)),
 ]
 
 
@@ -190,7 +199,8 @@ def test_gradient_of_channels_last_in_float32() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("case", "operation"), [(CASES[0], "forward"), (GRADIENTS[3], "grad_input")]
+    ("case", "operation"),
+    [(CASES[0], "forward"), (GRADIENTS[3], "grad_input"), (GRADIENTS[-4], "grad_input")],
 )
 def test_weights_in_another_order(
     case: tuple[Geometry, Triple, Arithmetic, Tile], operation: str

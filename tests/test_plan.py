@@ -10,6 +10,7 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -393,6 +394,23 @@ def test_long_code_is_not_fetched_for_few_tiles(arithmetic: Arithmetic) -> None:
     problem = Problem("forward", geometry, arithmetic, True, True)
     plan = ndhwc.ranked(problem, 1, (48, 24, 24), Gpu())[0][1]
     assert plan.tile.phased >= 2
+
+
+@pytest.mark.parametrize("arithmetic", [Arithmetic.BF16, Arithmetic.TF32])
+def test_contiguous_layers_of_one_tap_by_their_volume(arithmetic: Arithmetic) -> None:
+    def plan_of(channels: tuple[int, int], size: tuple[int, int, int]) -> Any:
+        # A Conv3d forward, from the second number of channels to the first.
+        problem = Problem("grad_input", Geometry(*channels, (1, 1, 1)), arithmetic)
+        plan = ranked_plans(problem, 4, size, Gpu(), first_only=True)[0]
+        plan.schedule(4, size)
+        return plan
+
+    # Rows along W may have any length, as long as TMA takes whole volumes.
+    assert isinstance(plan_of((256, 64), (8, 7, 7)), patch.WgmmaPatchPlan)
+    assert isinstance(plan_of((256, 64), (28, 28, 28)), patch.WgmmaPatchPlan)
+    # Others are loaded element by element, or as a copy where many sums share what that costs.
+    assert isinstance(plan_of((40, 40), (33, 33, 33)), ampere_patch.PatchPlan)
+    assert isinstance(plan_of((2048, 1024), (7, 7, 7)), ndhwc.WgmmaNdhwcPlan)
 
 
 def test_channels_last_gradients_by_their_source_channels() -> None:

@@ -36,6 +36,11 @@ _SPLIT_RESIDENT = 2  # CTAs of a multiprocessor that splits may fill
 # What few resident warps lose to latencies, and CTAs on their own to barriers and tiles' ends.
 _FEW_WARPS = {4: 1.5, 8: 1.15}
 _ALONE = 1.1
+# Of any call; then of lines that start anywhere, over 174 plans of 30 layers of one tap whose
+# volume is no multiple of 16 bytes: of eight copies of 2 bytes that a thread waits for, of a copy
+# of 4 bytes, and of an output that is stored alone.
+_CALL = 7200.0
+_AWAITED, _AWAITED_COPIES, _NARROW_COPY, _SINGLE_STORE = 870.0, 8, 5.0, 140.0
 _HALF_LINES = 1.2  # of channels_last float32-grade layers whose copies bring less than 128 bytes
 
 
@@ -225,6 +230,24 @@ class PatchPlan(CellProduct):
         ieee = p.arithmetic is Arithmetic.IEEE
         return _HALF_LINES if short and ieee and p.source_channels_last else 1.0
 
+    def _narrow_cycles(self, cells: int, row: int, sharing: int) -> float:
+        """Cycles of a tile by copies of less than 16 bytes, where lines start anywhere.
+
+        ``row``: elements of the source that follow one another; ``sharing``: CTAs at a time.
+        """
+        p, t, eb = self.problem, self.tile, self.problem.element_bytes
+        if p.source_channels_last or row * eb % 16 == 0:
+            return 0.0
+        elements = 2 if eb == 2 and row % 2 == 0 else 1
+        copies = t.chunk_lines * t.cells * self.width / elements / t.threads  # of a chunk
+        if elements * eb < 4:
+            each = _AWAITED * math.ceil(copies / _AWAITED_COPIES)
+        else:
+            each = _NARROW_COPY * copies * sharing
+        alone = self.slots == 1 and cells * eb % 16 != 0
+        stores = _SINGLE_STORE * t.cells * t.columns / t.threads * sharing if alone else 0.0
+        return div_up(self.chunks, t.splits) * each + stores
+
     def cost(self, batch: int, input_size: Sequence[int]) -> float:
         """Estimated cycles of one call."""
         t, p, g = self.tile, self.problem, self.problem.geometry
@@ -244,8 +267,9 @@ class PatchPlan(CellProduct):
         memory = volumes * eb / (MEMORY_BYTES * self.gpu.multiprocessors)
         # Deeper pipelines ride out more of what the model does not see.
         each *= 1 + 0.01 * max(0, 4 - t.stages)
-        compute = rounds * each
-        total = prologue + max(compute, memory) + 0.3 * min(compute, memory)
+        row = cells if self.channel_lines else input_size[2] * self.width
+        compute = rounds * (each + self._narrow_cycles(cells, row, sharing))
+        total = _CALL + prologue + max(compute, memory) + 0.3 * min(compute, memory)
         if t.splits > 1:
             partial = 4.0 * t.splits * self.partial_elements(batch, input_size)
             total += 4000 + 2 * partial / (L2_BYTES * self.gpu.multiprocessors)

@@ -56,6 +56,12 @@ class CellProduct:
         return 1 if p.forward or p.source_channels_last else p.geometry.stride[2]
 
     @property
+    def channel_lines(self) -> bool:
+        """Whether a line of a contiguous source is a channel, whose cells follow one another."""
+        p = self.problem
+        return p.forward or (not p.source_channels_last and self.slots == 1)
+
+    @property
     def interleave(self) -> int:
         return interleave(self.problem)
 

@@ -131,7 +131,9 @@ def order(problem: Problem) -> Order:
         # Of contiguous tensors mma.sync won where wgrad declines, and hardly elsewhere.
         first, compared, copied = (wgrad.ranked,), _BY_WEIGHT, (wgrad_ndhwc.ranked,)
     elif ampere_patch.refusal(problem) is None:
-        first, copied = _kernel_equals_stride(problem), ()
+        first = _kernel_equals_stride(problem)
+        # Of one tap: where lines start anywhere.
+        copied = copied if max(problem.geometry.kernel_size) == 1 else ()
     elif problem.element_bytes == 2 and problem.geometry.groups == 1:
         first, compared = _dense_16_bit(problem)
     if direct.suits(problem):
@@ -151,10 +153,11 @@ def _kernel_equals_stride(problem: Problem) -> tuple[Ranked, ...]:
     """Of kernel == stride layers."""
     # One or two columns leave most of a warpgroup's product empty, 16 channels half of a stage.
     few = problem.target_channels <= 2 or problem.source_channels <= 16
-    if problem.forward and problem.element_bytes == 2 and few:
+    one_tap = max(problem.geometry.kernel_size) == 1
+    channel_lines = problem.forward or (one_tap and not problem.channels_last)
+    if channel_lines and problem.element_bytes == 2 and few:
         return (ampere_patch.ranked, patch.ranked)
     dense_last = problem.channels_last and problem.geometry.groups == 1
-    one_tap = max(problem.geometry.kernel_size) == 1
     many = one_tap or problem.source_channels > _FEW_CHANNELS
     if dense_last and not problem.forward and many:
         return (patch.ranked, ndhwc.ranked, ampere_patch.ranked)

@@ -1,4 +1,5 @@
-// Source fragments of the forward kernel == stride product on warpgroup products.
+// Source fragments of kernel == stride products that read two channels of a cell at once: forward,
+// and the gradient of one slot in 16 bits.
 #pragma once
 #include "patch/store.cuh"
 
@@ -14,7 +15,7 @@ CONVT3D_DEVICE uint32_t cell_place(int warp, int m, int half, int lane, int odd)
          (cell % Config::box_cells * Config::cell_bytes ^ channel * 16);
 }
 
-/// Source fragments of one lane, out of a stage: forward.
+/// Source fragments of one lane, out of a stage.
 template <typename Config>
 struct CellFragments {
   static constexpr int run = Config::run;

@@ -24,7 +24,9 @@ struct PatchConfig : PatchProduct {
   /// k.
   static constexpr int slot_words = width / per_word;
   static constexpr int cell_words = slot_words * folded;
-  static_assert(forward || last || (width % per_word == 0 &&
+  /// Whether lanes read two channels of a cell at once: forward, and where they make a word.
+  static constexpr bool channel_pairs = forward || (channel_lines && per_word == 2);
+  static_assert(channel_lines || last || (width % per_word == 0 &&
                             (cell_words == 1 || cell_words == 2 || cell_words == 4)),
                 "cells are 4, 8 or 16 bytes");
   static_assert(forward || !bias, "the gradient has no bias");
@@ -60,11 +62,11 @@ struct PatchConfig : PatchProduct {
   static constexpr int runs = 2 * blocks / run;
   /// Lanes that load 16 bytes together have neighbouring lines, whose swizzle differs in two
   /// bits, of two runs: these differ in the third.
-  static constexpr bool runs_swapped = !forward && !last && cell_words == 1 && run == 4;
+  static constexpr bool runs_swapped = !channel_pairs && !last && cell_words == 1 && run == 4;
   static_assert(run == 1 || run == 2 || run == 4, "a lane holds 1, 2 or 4 neighbouring cells");
   static_assert(run < 4 || blocks % 2 == 0, "runs of four cells take two blocks");
-  static_assert(last || !forward || per_word == 1 || run > 1, "cells are read in pairs");
-  static_assert(forward || last || run == (cell_words == 1 ? 2 * blocks : cell_words == 2 ? 2 : 1),
+  static_assert(last || !channel_lines || per_word == 1 || run > 1, "cells are read in pairs");
+  static_assert(channel_lines || last || run == (cell_words == 1 ? 2 * blocks : cell_words == 2 ? 2 : 1),
                 "what a lane holds once lanes have exchanged cells");
   static_assert(!last || (run == 1 && blocks == 1), "rows of a block are neighbouring cells");
   static_assert(fragments_n % interleave == 0, "whole groups of interleaved fragments");
@@ -72,9 +74,9 @@ struct PatchConfig : PatchProduct {
   static constexpr bool offsets_by_tile = true;
 
   // A chunk is 128 bytes of k in the order of memory, four steps of eight words: lines, which are
-  // channels, or, in the gradient, channels and slots of D and H (of D, where H is folded).
+  // channels, or, in other gradients, channels and slots of D and H (of D, where H is folded).
   // channels_last: elements.
-  static constexpr int cell_bytes = forward || last ? bytes : 4 * cell_words;
+  static constexpr int cell_bytes = channel_lines || last ? bytes : 4 * cell_words;
   static constexpr int chunk_lines = 128 / cell_bytes;
   static constexpr int line_slots = forward ? 1 : last ? slots : stride0 * slots1;
   static constexpr int chunks = div_up(source_channels * line_slots, chunk_lines);
@@ -83,7 +85,7 @@ struct PatchConfig : PatchProduct {
   static constexpr int box_slots0 =
       chunk_lines / box_slots1 < stride0 ? chunk_lines / box_slots1 : stride0;
   static constexpr int box_channels = chunk_lines / box_slots1 / box_slots0;
-  static_assert(forward || last || (slots1 % box_slots1 == 0 && stride0 % box_slots0 == 0 &&
+  static_assert(channel_lines || last || (slots1 % box_slots1 == 0 && stride0 % box_slots0 == 0 &&
                             box_slots0 * box_slots1 * box_channels == chunk_lines &&
                             (box_channels == 1 || box_slots0 * box_slots1 == line_slots) &&
                             (box_slots0 == 1 || box_slots1 == slots1)),

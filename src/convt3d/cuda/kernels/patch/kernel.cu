@@ -100,7 +100,7 @@ CONVT3D_DEVICE float (&sums_of(float (&fragments)[N / 8][4]))[N / 2] {
   return *reinterpret_cast<float(*)[N / 2]>(&fragments[0][0]);
 }
 
-/// Source fragments of the gradient. k is in the order of memory, so that weights come by TMA: of
+/// Source fragments of the gradient (of one slot in 16 bits: CellFragments). k is in the order of memory, so that weights come by TMA: of
 /// a step's eight words a lane reads words t and t + 4, of which `cell_words` lie in one line.
 ///
 /// With two words a line, lanes of the same cells read two lines at once. Cells 0, 1, 4, 5 .. of
@@ -182,7 +182,7 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
   const int lane = __shfl_sync(0xffffffffu, int(threadIdx.x), int(threadIdx.x)) % 32;
   const typename Select<
       Config::last, NoFragments<Config>,
-      typename Select<Config::forward, CellFragments<Config>, LineFragments<Config>>::Type>::Type
+      typename Select<Config::channel_pairs, CellFragments<Config>, LineFragments<Config>>::Type>::Type
       fragments(warp, lane);
   PatchLaneStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
   const int first_column = store.first_column;
@@ -305,7 +305,7 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
       if (lane == 0) mbarrier_arrive(at.empty(held_cells));
     }
     // Where fragments stand for cells that are no neighbours.
-    if constexpr (!Config::forward && Config::cell_words == 2) {
+    if constexpr (!Config::channel_lines && Config::cell_words == 2) {
 #pragma unroll
       for (int block = 0; block < Config::blocks; ++block)
         LineFragments<Config>::exchange(sum[block]);
@@ -372,7 +372,7 @@ CONVT3D_DEVICE void run_patch(const PatchArguments<Config>& arguments, const Ten
     if constexpr (Config::set_registers) register_decrease<Config::producer_registers>();
     const int producer = warp - 4 * Config::consumers, bringer = producer - Config::consumers;
     if (bringer < 0) {
-      if (!Config::forward || threadIdx.x % 32 == 0)
+      if (!Config::channel_lines || threadIdx.x % 32 == 0)
         fill_cells<Config>(arguments, work, map, box_width,
                            base + producer * Config::source_stages * Config::source_stage_bytes,
                            ring_of(producer), producer, weight_map, weight_base, weights,

@@ -11,7 +11,7 @@
 
 namespace convt3d {
 
-// Boxes of the forward pass are fetched by one lane: where each lane fetches its own, ptxas makes
+// Boxes of channels' cells are fetched by one lane: where each lane fetches its own, ptxas makes
 // the warp go through its lanes one by one, 100 cycles each.
 
 /// One lane: the weights of a chunk as memory has them, rows of k of the columns of a CTA.
@@ -33,7 +33,7 @@ struct CellPlace {
   const PatchWork<Config>& work;
   const TensorMap& map;
   int sample, cell;
-  int c0 = 0, c1 = 0, c2 = 0;             // where a lane's box of the gradient begins
+  int c0 = 0, c1 = 0, c2 = 0;             // where a lane's box of slots begins
   int box_width, box_d = 0, box_h = 0, box_w = 0;  // where outputs are staged
 
   CONVT3D_DEVICE CellPlace(const PatchArguments<Config>& arguments, const PatchWork<Config>& work_,
@@ -47,7 +47,7 @@ struct CellPlace {
       box_d = place.d;
       box_h = place.h;
       box_w = place.w;
-    } else if constexpr (!Config::forward) {
+    } else if constexpr (!Config::channel_lines) {
       // Parts of rows of W or, folded, of planes.
       cell += threadIdx.x % 32 * Config::box_cells;
       const int row = Config::fold ? 0 : cell / arguments.size2;
@@ -61,12 +61,12 @@ struct CellPlace {
     }
   }
 
-  /// A chunk: by one lane, that of the gradient by as many as it has boxes.
+  /// A chunk: by one lane, that of lines of slots by as many as it has boxes.
   CONVT3D_DEVICE void load(int chunk, uint32_t stage, uint32_t full) const {
     const int lane = threadIdx.x % 32;
     const int line = (work.first_chunk + chunk) * Config::chunk_lines;
-    if (Config::forward || lane == 0) mbarrier_expect(full, Config::source_stage_bytes);
-    if constexpr (Config::forward) {
+    if (Config::channel_lines || lane == 0) mbarrier_expect(full, Config::source_stage_bytes);
+    if constexpr (Config::channel_lines) {
 #pragma unroll
       for (int box = 0; box < Config::boxes; ++box)
         load_cells(line, box * Config::box_cells, stage + box * Config::box_bytes, full);
@@ -105,10 +105,10 @@ struct CellPlace {
 };
 
 /// Chunks of cells of the first tile, with their weights, that are fetched before all warps have
-/// seen the barriers: one of the forward pass, since others wait meanwhile.
+/// seen the barriers: one where one lane fetches, since others wait meanwhile.
 template <typename Config>
 struct FirstChunks {
-  static constexpr int count = Config::forward ? 1 : 0;
+  static constexpr int count = Config::channel_lines ? 1 : 0;
   /// Forward weights come along with the cells of the first consumer: those that stay with its
   /// first tile.
   static constexpr bool along = Config::transposed || Config::n_major;
@@ -136,7 +136,7 @@ CONVT3D_DEVICE void fill_first(const PatchArguments<Config>& arguments, const Pa
   }
 }
 
-/// One lane, in the gradient a warp: the source boxes of all tiles for one consumer, but the
+/// One lane, of lines of slots a warp: the source boxes of all tiles for one consumer, but the
 /// first. Where `weights_full` is given, the place of these barriers, the forward weights along
 /// with them.
 template <typename Config>

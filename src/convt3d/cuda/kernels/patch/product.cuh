@@ -12,8 +12,8 @@
 // (slots, C_out).
 //
 // k is also (line, element): the `width` elements that are contiguous for one cell of the source.
-// A line is a channel (forward), or a channel and a slot of D and H (backward, where the elements
-// are the slots along W). channels_last sources count every k as a line.
+// A line is a channel (forward, and backward of one slot), or a channel and a slot of D and H
+// (backward, where the elements are the slots along W). channels_last sources count every k as a line.
 #pragma once
 #include "device/arithmetic.cuh"
 #include "device/select.cuh"
@@ -43,6 +43,8 @@ struct PatchProduct : Operands {
   static constexpr int depth = forward ? source_channels : source_channels * slots;
   static constexpr int width = !forward && !source_channels_last ? stride2 : 1;
   static constexpr int lines = depth / width;
+  /// Whether a line of a contiguous source is a channel, whose cells follow one another.
+  static constexpr bool channel_lines = forward || (!source_channels_last && slots == 1);
   static constexpr int target_width = forward && !target_channels_last ? stride2 : 1;
 };
 

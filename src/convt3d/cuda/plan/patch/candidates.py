@@ -31,7 +31,9 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "patch/kernel.cu has no gradient by weight"
     cell_bytes = problem.geometry.stride[2] * problem.element_bytes
     last = problem.source_channels_last
-    if not problem.forward and not last and cell_bytes not in (4, 8, 16):
+    product = CellProduct(problem, None, gpu)
+    lines = product.channel_lines
+    if not lines and not last and cell_bytes not in (4, 8, 16):
         return f"{cell_bytes} bytes of slots along W are no word, pair or quad of words"
     if problem.arithmetic is Arithmetic.IEEE and (last or not problem.forward):
         return "patch/kernel.cu has IEEE-grade products of contiguous forward passes only"
@@ -39,7 +41,6 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "patch/kernel.cu needs activations of one layout"
     if last and problem.source_channels * problem.element_bytes % 16:
         return "channels of a group are no multiple of 16 bytes"
-    product = CellProduct(problem, None, gpu)
     if product.depth < _MIN_DEPTH or product.columns < _MIN_COLUMNS:
         return "too few channels fill a product of wgmma"
     if reason := ampere_patch.refusal(problem):
@@ -53,10 +54,10 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         if problem.geometry.stride[1] > 8:
             return "TMA steps over 8 rows at most"
     elif not problem.forward:
-        if weight_box(problem, False) is None:
+        if not lines and weight_box(problem, False) is None:
             return "the slots of 128 bytes of the weight's k are no box"
         depth_bytes = product.depth * problem.element_bytes
-        if problem.geometry.groups > 1 and depth_bytes % 128:
+        if not lines and problem.geometry.groups > 1 and depth_bytes % 128:
             return "groups of the output gradient must be whole chunks of k"
         if depth_bytes % 16:
             return "rows of the weight are no multiple of 16 bytes"
@@ -169,7 +170,7 @@ def _with_rings(base: WgmmaPatchPlan, rounds: float) -> Iterator[WgmmaPatchPlan]
     t, gpu, chunks = base.tile, base.gpu, base.split_chunks
     # Gradients became slower by it; the only tile of a CTA has nothing to stay apart for.
     ping_pongs = t.consumers == 2 and base.parts == 1 and rounds > 1
-    ping_pongs = ping_pongs and base.problem.forward and not base.problem.source_channels_last
+    ping_pongs = ping_pongs and base.channel_lines and not base.problem.source_channels_last
     room = gpu.shared_for(t.resident)
     streams = (4, 3) if base.problem.forward else (6, 4)
     rings = [(chunks, True)] if t.splits == 1 else []

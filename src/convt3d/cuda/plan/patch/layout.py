@@ -75,12 +75,18 @@ class PatchLayout(CellProduct):
         eb = self.problem.element_bytes
         if self.problem.source_channels_last:
             return 1
-        if not self.problem.forward:
+        if not self.channel_lines:
             words = self.width * self.folded * eb // 4
             return {1: 2 * self.tile.blocks, 2: 2, 4: 1}[words]
         width = self.problem.geometry.stride[2]
         run = 4 if width % 2 else max(1, 16 // (eb * width))
         return min(max(run, 4 // eb), 4, 2 * self.tile.blocks)
+
+    @property
+    def piece_bytes(self) -> int:
+        """What a lane stores of a contiguous target at once, where a column has no more."""
+        p = self.problem
+        return self.run * (p.geometry.stride[2] if p.forward else 1) * p.element_bytes
 
     @property
     def map_weights(self) -> bool:
@@ -168,7 +174,7 @@ class PatchLayout(CellProduct):
         eb = self.problem.element_bytes
         if self.problem.source_channels_last:
             return True
-        if self.problem.forward:
+        if self.channel_lines:
             return math.prod(input_size) * eb % 16 == 0
         if self.tile.fold:
             plane = input_size[1] * input_size[2] * self.width * self.folded * eb

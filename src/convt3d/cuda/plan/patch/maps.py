@@ -30,7 +30,7 @@ def weight_map(plan: PatchLayout) -> TensorMap:
 
 def source_map(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> TensorMap:
     """Boxes of 128 bytes of cells, of channels_last sources of 128 bytes of channels."""
-    extents, box, steps = (_cells if plan.problem.forward else _gradient)(plan, batch, input_size)
+    extents, box, steps = (_cells if plan.channel_lines else _gradient)(plan, batch, input_size)
     element = plan.problem.map_element
     return TensorMap.dense("source", element, extents, box, 128, steps)
 
@@ -40,7 +40,7 @@ _Map = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def _cells(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> _Map:
-    """Of a forward pass."""
+    """Of lines that are channels."""
     p, cells, lines = plan.problem, plan.block_cells, plan.chunk_lines
     d, h, w = input_size
     channels, groups, row = p.source_channels, p.geometry.groups, 128 // p.element_bytes

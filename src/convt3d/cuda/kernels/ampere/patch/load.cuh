@@ -75,7 +75,7 @@ struct PatchFill {
         tile(arguments_, work_.worker) {
     volume = uint32_t(arguments.cells()) * (Config::forward ? 1 : Config::slots);
     const uint64_t address = reinterpret_cast<uint64_t>(arguments.source);
-    const int row = Config::forward ? arguments.cells() : arguments.size2 * Config::stride2;
+    const int row = Config::channel_lines ? arguments.cells() : arguments.size2 * Config::stride2;
     source_vector = row % widest == 0 && address % 16 == 0 ? widest
                     : row % 2 == 0 && address % 4 == 0     ? 2
                                                            : 1;
@@ -146,7 +146,7 @@ struct PatchFill {
 
   /// Where a line begins, from the first one of the group.
   CONVT3D_DEVICE int64_t line_start(int line) const {
-    if constexpr (Config::forward) return int64_t(line) * volume;
+    if constexpr (Config::channel_lines) return int64_t(line) * volume;
     const int channel = line / slots01;
     const int slot = line - channel * slots01;
     return int64_t(channel) * volume +
@@ -154,7 +154,7 @@ struct PatchFill {
   }
   /// Where an element of the tile's row of cells lies within a line.
   CONVT3D_DEVICE uint32_t element_start(uint32_t element) const {
-    if constexpr (Config::forward) return element;
+    if constexpr (Config::channel_lines) return element;
     const uint32_t pitch = arguments.size2 * Config::stride2;
     const uint32_t row = element / pitch;
     return arguments.row_start(row) + (element - row * pitch);
@@ -180,21 +180,47 @@ struct PatchFill {
       }
   }
 
-  /// The same in narrower copies, where rows or the tensor begin anywhere.
+  /// The same in narrower copies, where rows or the tensor begin anywhere. Several are on their
+  /// way together, since a thread waits for those that pass through its registers.
   template <int vector>
   CONVT3D_DEVICE void narrow(int chunk, int offset) const {
     constexpr int pieces = Config::cells * Config::width / vector;
+    constexpr int items = pieces * Config::chunk_lines;
+    constexpr int together = 8;
+    constexpr bool by_registers = vector * bytes < 4;
 #pragma unroll 1
-    for (int item = threadIdx.x; item < pieces * Config::chunk_lines; item += Config::threads) {
-      const int line = item / pieces;
-      const int piece = item - line * pieces;
-      const uint32_t element = uint32_t(tile.cell) * Config::width + piece * vector;
-      const int k = chunk * Config::chunk_lines + line;
-      const bool valid =
-          element < uint32_t(arguments.cells()) * Config::width && k < Config::lines;
-      copy<vector>(offset + 4 * line * Config::source_pitch + bytes * piece * vector,
-                   base + line_start(k) + element_start(element), valid);
+    for (int first = threadIdx.x; first < items; first += together * Config::threads) {
+      Storage value[together];
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        const int item = first + i * Config::threads;
+        const int line = item / pieces;
+        const int piece = item - line * pieces;
+        const uint32_t element = uint32_t(tile.cell) * Config::width + piece * vector;
+        const int k = chunk * Config::chunk_lines + line;
+        const bool valid = item < items && k < Config::lines &&
+                           element < uint32_t(arguments.cells()) * Config::width;
+        const Storage* at = base + line_start(k) + element_start(element);
+        if constexpr (by_registers)
+          value[i] = valid ? __ldg(at) : Storage(0);
+        else if (item < items)
+          copy<vector>(offset + narrow_place(line, piece * vector), at, valid);
+      }
+      if constexpr (by_registers) {
+#pragma unroll
+        for (int i = 0; i < together; ++i) {
+          const int item = first + i * Config::threads;
+          const int line = item / pieces;
+          if (item < items)
+            *reinterpret_cast<Storage*>(
+                shared + offset + narrow_place(line, item - line * pieces)) = value[i];
+        }
+      }
     }
+  }
+  /// Where an element of a line lies within a stage, in bytes.
+  CONVT3D_DEVICE static int narrow_place(int line, int element) {
+    return 4 * line * Config::source_pitch + bytes * element;
   }
 
   /// Rows of k, one for each cell.
