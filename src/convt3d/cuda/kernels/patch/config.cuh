@@ -66,7 +66,8 @@ struct PatchConfig : PatchProduct {
   static_assert(run == 1 || run == 2 || run == 4, "a lane holds 1, 2 or 4 neighbouring cells");
   static_assert(run < 4 || blocks % 2 == 0, "runs of four cells take two blocks");
   static_assert(last || !channel_lines || per_word == 1 || run > 1, "cells are read in pairs");
-  static_assert(channel_lines || last || run == (cell_words == 1 ? 2 * blocks : cell_words == 2 ? 2 : 1),
+  static_assert(channel_lines || last ||
+                    run == (cell_words == 1 ? 2 * blocks : cell_words == 2 ? 2 : 1),
                 "what a lane holds once lanes have exchanged cells");
   static_assert(!last || (run == 1 && blocks == 1), "rows of a block are neighbouring cells");
   static_assert(fragments_n % interleave == 0, "whole groups of interleaved fragments");

@@ -100,8 +100,9 @@ CONVT3D_DEVICE float (&sums_of(float (&fragments)[N / 8][4]))[N / 2] {
   return *reinterpret_cast<float(*)[N / 2]>(&fragments[0][0]);
 }
 
-/// Source fragments of the gradient (of one slot in 16 bits: CellFragments). k is in the order of memory, so that weights come by TMA: of
-/// a step's eight words a lane reads words t and t + 4, of which `cell_words` lie in one line.
+/// Source fragments of the gradient, but of one slot in 16 bits (CellFragments). k is in the order
+/// of memory, so that weights come by TMA: of a step's eight words a lane reads words t and t + 4,
+/// of which `cell_words` lie in one line.
 ///
 /// With two words a line, lanes of the same cells read two lines at once. Cells 0, 1, 4, 5 .. of
 /// a fragment are its rows g, and cells 2, 3, 6, 7 .. its rows g + 8, so that these differ in
@@ -182,7 +183,8 @@ CONVT3D_DEVICE void consume(const PatchArguments<Config>& arguments, const Patch
   const int lane = __shfl_sync(0xffffffffu, int(threadIdx.x), int(threadIdx.x)) % 32;
   const typename Select<
       Config::last, NoFragments<Config>,
-      typename Select<Config::channel_pairs, CellFragments<Config>, LineFragments<Config>>::Type>::Type
+      typename Select<Config::channel_pairs, CellFragments<Config>,
+                      LineFragments<Config>>::Type>::Type
       fragments(warp, lane);
   PatchLaneStore<Config> store(arguments, work, consumer * 4 + warp, 0, lane);
   const int first_column = store.first_column;

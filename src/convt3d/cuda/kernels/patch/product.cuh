@@ -13,7 +13,8 @@
 //
 // k is also (line, element): the `width` elements that are contiguous for one cell of the source.
 // A line is a channel (forward, and backward of one slot), or a channel and a slot of D and H
-// (backward, where the elements are the slots along W). channels_last sources count every k as a line.
+// (backward, where the elements are the slots along W). channels_last sources count every k as a
+// line.
 #pragma once
 #include "device/arithmetic.cuh"
 #include "device/select.cuh"

@@ -24,9 +24,9 @@ from convt3d.cuda.schedule import (
 class WgmmaPatchPlan(PatchLayout):
     """A kernel == stride product of one problem.
 
-    Cells come by TMA: where the volume of a channel is no multiple of 16 bytes (in the gradient, a
-    row of the output gradient no multiple of 128 bytes; folded, of another length than planned),
-    ``ampere/patch/kernel.cu`` runs.
+    Cells come by TMA: where the volume of a channel is no multiple of 16 bytes (in the gradient of
+    several slots, a row of the output gradient no multiple of 128 bytes; folded, of another length
+    than planned), ``ampere/patch/kernel.cu`` runs.
     """
 
     @once
