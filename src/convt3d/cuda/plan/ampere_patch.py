@@ -230,22 +230,21 @@ class PatchPlan(CellProduct):
         ieee = p.arithmetic is Arithmetic.IEEE
         return _HALF_LINES if short and ieee and p.source_channels_last else 1.0
 
-    def _narrow_cycles(self, cells: int, row: int, sharing: int) -> float:
-        """Cycles of a tile by copies of less than 16 bytes, where lines start anywhere.
+    def _narrow_cycles(self, cells: int, sharing: int) -> float:
+        """What a tile takes longer where each line starts anywhere, of layers of one tap.
 
-        ``row``: elements of the source that follow one another; ``sharing``: CTAs at a time.
+        ``cells``: of a sample; ``sharing``: CTAs of a multiprocessor at a time.
         """
-        p, t, eb = self.problem, self.tile, self.problem.element_bytes
-        if p.source_channels_last or row * eb % 16 == 0:
+        t, eb = self.tile, self.problem.element_bytes
+        if self.problem.source_channels_last or self.slots > 1 or cells * eb % 16 == 0:
             return 0.0
-        elements = 2 if eb == 2 and row % 2 == 0 else 1
-        copies = t.chunk_lines * t.cells * self.width / elements / t.threads  # of a chunk
+        elements = 2 if eb == 2 and cells % 2 == 0 else 1
+        copies = t.chunk_lines * t.cells / elements / t.threads  # of a chunk
         if elements * eb < 4:
             each = _AWAITED * math.ceil(copies / _AWAITED_COPIES)
         else:
             each = _NARROW_COPY * copies * sharing
-        alone = self.slots == 1 and cells * eb % 16 != 0
-        stores = _SINGLE_STORE * t.cells * t.columns / t.threads * sharing if alone else 0.0
+        stores = _SINGLE_STORE * t.cells * t.columns / t.threads * sharing
         return div_up(self.chunks, t.splits) * each + stores
 
     def cost(self, batch: int, input_size: Sequence[int]) -> float:
@@ -267,8 +266,7 @@ class PatchPlan(CellProduct):
         memory = volumes * eb / (MEMORY_BYTES * self.gpu.multiprocessors)
         # Deeper pipelines ride out more of what the model does not see.
         each *= 1 + 0.01 * max(0, 4 - t.stages)
-        row = cells if self.channel_lines else input_size[2] * self.width
-        compute = rounds * (each + self._narrow_cycles(cells, row, sharing))
+        compute = rounds * (each + self._narrow_cycles(cells, sharing))
         total = _CALL + prologue + max(compute, memory) + 0.3 * min(compute, memory)
         if t.splits > 1:
             partial = 4.0 * t.splits * self.partial_elements(batch, input_size)

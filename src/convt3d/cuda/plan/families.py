@@ -33,6 +33,7 @@ from convt3d.cuda.plan import (
     wgrad,
     wgrad_ndhwc,
 )
+from convt3d.cuda.plan.cells import CellProduct
 from convt3d.cuda.plan.search import by_cost
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 
@@ -124,6 +125,7 @@ def order(problem: Problem) -> Order:
     problems, as that of the least cost: 8095 plans of 705 problems, timed in one run on an H200.
     docs/performance.md says how far choices are from the best of all on layers drawn at random.
     """
+    one_tap = max(problem.geometry.kernel_size) == 1
     first: tuple[Ranked, ...] = ()
     compared = _CONVOLUTIONS
     copied: tuple[Ranked, ...] = (ndhwc.ranked,)
@@ -133,14 +135,14 @@ def order(problem: Problem) -> Order:
     elif ampere_patch.refusal(problem) is None:
         first = _kernel_equals_stride(problem)
         # Of one tap: where lines start anywhere.
-        copied = copied if max(problem.geometry.kernel_size) == 1 else ()
+        copied = copied if one_tap else ()
     elif problem.element_bytes == 2 and problem.geometry.groups == 1:
         first, compared = _dense_16_bit(problem)
     if direct.suits(problem):
         first = (depthwise.ranked, direct.ranked, *first)
     elif direct.few_to_many(problem):
         # Memory bounds a layer of one tap. Matrix units are better at kernel == stride of more.
-        if max(problem.geometry.kernel_size) == 1:
+        if one_tap:
             first = (direct.ranked, *first)
         elif not first:
             compared = (direct.ranked, *compared)
@@ -154,8 +156,7 @@ def _kernel_equals_stride(problem: Problem) -> tuple[Ranked, ...]:
     # One or two columns leave most of a warpgroup's product empty, 16 channels half of a stage.
     few = problem.target_channels <= 2 or problem.source_channels <= 16
     one_tap = max(problem.geometry.kernel_size) == 1
-    channel_lines = problem.forward or (one_tap and not problem.channels_last)
-    if channel_lines and problem.element_bytes == 2 and few:
+    if CellProduct(problem, None).channel_lines and problem.element_bytes == 2 and few:
         return (ampere_patch.ranked, patch.ranked)
     dense_last = problem.channels_last and problem.geometry.groups == 1
     many = one_tap or problem.source_channels > _FEW_CHANNELS

@@ -94,14 +94,14 @@ def call_cycles(
     if t.resident_weights:
         once += t.weight_stages * plan.stage_bytes * _RESIDENT_BYTE
     pipeline = _TWO_BOXES if t.source_stages == 2 else 1.0
-    # Of one tap neither sweeps nor kernels of contiguous tensors are as good.
-    one_tap = max(g.kernel_size) == 1
-    unstrided = _UNSTRIDED if max(g.stride) == 1 and not one_tap else 1.0
+    unstrided = _UNSTRIDED if max(g.stride) == 1 else 1.0
     copies, copied = 1.0, 0.0
     if not p.source_channels_last:
         source = source_extents(g, target) if p.forward else g.output_size(target)
         bytes_ = batch * math.prod(source) * plan.source_channels * p.element_bytes
-        if not one_tap:
+        if max(g.kernel_size) == 1:
+            unstrided = 1.0  # what runs else, on odd volumes, is no sweep
+        else:
             copies = _STRIDED_ON_COPIES if p.forward and max(g.stride) > 1 else _ON_COPIES
         copied = copy_cycles(bytes_, plan.gpu)
 

@@ -32,8 +32,8 @@ class _Rates:
 # Fitted to 70 timed forward plans of five layers (8% off in the mean) and 87 gradients (9%).
 _FORWARD = _Rates(12000.0, 0.95, 5.6, 35.0, 23.5, 18.5, 45.0, 4)
 _GRADIENT = _Rates(15000.0, 0.45, 8.0, 177.0, 26.0, 17.5, 60.0, 5)
-# Of stores whose pieces are 4 bytes; 28 layers of one tap in bfloat16, where the plan of the least
-# cost took 1.049 times as long as the fastest without it, now 1.017.
+# Of stores of 4 bytes, two cells of one slot in 16 bits. Over 28 layers of one tap the plan of the
+# least cost took 1.049 times as long as the fastest without it, now 1.017.
 _SHORT_PIECES = 1.5
 _TRANSPOSE_BYTES = 9.9  # a cycle, that a warp turns
 _PING_PONG = 0.15  # of stores that consumers out of step hide
@@ -61,7 +61,7 @@ def call_cycles(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> flo
         lane = 2 * plan.interleave
         few = lane if p.target_channels % lane == 0 else 2 - p.target_channels % 2
         stores *= 16 / (few * eb)
-    if plan.piece_bytes == 4 and eb == 2:
+    if plan.slots == 1 and not p.target_channels_last and plan.run * eb == 4:
         stores *= _SHORT_PIECES
     weights = chunks * plan.weight_part_bytes * (sharing if t.keep_weights else rounds)
     traffic = (rounds * t.cells * chunks * 128 + weights) / rates.l2

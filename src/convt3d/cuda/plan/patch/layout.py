@@ -83,12 +83,6 @@ class PatchLayout(CellProduct):
         return min(max(run, 4 // eb), 4, 2 * self.tile.blocks)
 
     @property
-    def piece_bytes(self) -> int:
-        """What a lane stores of a contiguous target at once, where a column has no more."""
-        p = self.problem
-        return self.run * (p.geometry.stride[2] if p.forward else 1) * p.element_bytes
-
-    @property
     def map_weights(self) -> bool:
         """Whether TMA can bring the weight where it is in its usual order."""
         p = self.problem
