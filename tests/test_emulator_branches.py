@@ -38,7 +38,7 @@ from test_emulator_mutations import Mutation
 from test_emulator_ndhwc import ndhwc_with
 from test_emulator_phases import phases_with
 from test_emulator_strided_dgrad import gradient_with
-from test_emulator_wgrad import FEW, TOGETHER, TOLERANCE, plan_for
+from test_emulator_wgrad import FEW, TOLERANCE, plan_for
 
 pytestmark = pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 
@@ -220,11 +220,12 @@ def weighed(
 
 def joined(depth: int) -> tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]:
     """Planes of a column fill both stages, then those of the next one begin in either."""
-    return (layer((8, 16), 3, 2, 1), (depth, 4, 32), Arithmetic.BF16, 2, Fill.JOINED, TOGETHER)
+    return (layer((8, 16), 3, 2, 1), (depth, 4, 32), Arithmetic.BF16, 2, Fill.JOINED, JOINED)
 
 
 CLUSTER: dict[str, Any] = {"column_taps": False, "runs": False, "phases": False, "row_tiles": 1}
 CLUSTER |= {"channel_tile_n": 16}
+JOINED: dict[str, Any] = {"runs": True, "column_taps": True, "channel_tile_m": 16}
 BIAS: dict[str, Any] = {"column_taps": False}
 ROW_TILES: dict[str, Any] = {"row_tiles": 2, "blocks": 1, "channel_tile_n": 16, "runs": True}
 

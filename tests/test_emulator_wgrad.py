@@ -35,7 +35,6 @@ WHOLE = {"fragments": 4, "whole_samples": True}
 STRIDED = layer((8, 8), 3, 2, 1)
 THREE: dict[str, Any] = {"consumers": 3}
 PHASES: dict[str, Any] = {"phases": True, "runs": True}
-TOGETHER: dict[str, Any] = {"together": True, "runs": True}
 CHOSEN = ("fragments", "whole_samples")  # of a base that has neither
 
 #: Layer, input size, arithmetic, stages, how the gradient comes, and what the plan must be.
@@ -69,7 +68,6 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
         Fill.JOINED,
         {"runs": True},
     ),
-    (layer((8, 16), 3, 2, 1), (3, 4, 32), Arithmetic.BF16, 2, Fill.JOINED, TOGETHER),
     (layer((16, 16), 3, 2, 1, groups=2), (3, 5, 32), Arithmetic.IEEE, 2, Fill.JOINED, PHASES),
     (layer((16, 16), 3, 2, 1, groups=2), (3, 5, 64), Arithmetic.BF16, 2, Fill.JOINED, PHASES),
     (layer((8, 8), (2, 3, 4), 2, (0, 1, 2)), (3, 4, 40), Arithmetic.IEEE, 2, Fill.JOINED, PHASES),
@@ -83,15 +81,7 @@ CASES: list[tuple[Geometry, Triple, Arithmetic, int, Fill, dict[str, Any]]] = [
         Fill.VOLUME,
         WHOLE | {"channel_tile_m": 4, "blocks": 2},
     ),
-    (layer((16, 8), 4, 2, 1), (4, 4, 4), Arithmetic.BF16, 4, Fill.SPREAD, WHOLE),
-    (
-        layer((16, 8), 3, 2, 1, 1),
-        (4, 4, 4),
-        Arithmetic.F16,
-        2,
-        Fill.SPREAD,
-        WHOLE,
-    ),
+    (layer((16, 8), 4, 2, 1), (4, 4, 4), Arithmetic.BF16, 4, Fill.VOLUME, WHOLE),
     (layer((16, 8), 4, 2, 1), (4, 4, 8), Arithmetic.BF16, 3, Fill.VOLUME, {"whole_samples": True}),
     (layer((16, 16), 2, 2), (2, 4, 36), Arithmetic.TF32, 2, Fill.SWIZZLED, {"fragments": 4}),
     (layer((8, 5), 4, 4), (2, 2, 34), Arithmetic.BF16, 3, Fill.SWIZZLED, {}),
@@ -196,7 +186,7 @@ def test_whole_sums_are_stored_at_once() -> None:
         Problem("grad_weight", layer((16, 8), 4, 2, 1), Arithmetic.BF16),
         (4, 4, 4),
         3,
-        Fill.SPREAD,
+        Fill.VOLUME,
         WHOLE | {"channel_tile_m": 4, "blocks": 2},
     )
     plan = replace(plan, gpu=replace(Gpu(), multiprocessors=1))

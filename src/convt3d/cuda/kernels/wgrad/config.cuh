@@ -19,9 +19,8 @@ CONVT3D_CONSTEXPR int tap_step(int taps, int stride, int dilation) {
 /// be odd; bulk copies of all rows of a channel, which consumers mask where zeros should be
 /// between them; by cp.async, whole volumes of samples; runs by cp.async of 16 bytes; boxes of
 /// 128 bytes of W under the swizzle, which come three times as fast; the same of several short
-/// rows, just those of a product; whole volumes through registers, which lay the taps along W
-/// apart.
-enum class TargetFill { copies, runs, rows, flat, joined, volume, pieces, swizzled, lines, spread };
+/// rows, just those of a product.
+enum class TargetFill { copies, runs, rows, flat, joined, volume, pieces, swizzled, lines };
 
 struct WgradConfig : Layer {
   static constexpr bool half = Type::channels_per_word == 2;
@@ -46,8 +45,7 @@ struct WgradConfig : Layer {
   static_assert(!split_columns || warp_products, "wgmma takes both parts from shared memory");
   static constexpr int parts = ieee && !split_columns ? 2 : 1;
   static constexpr TargetFill target_fill = TargetFill(CONVT3D_TARGET_FILL);
-  static constexpr bool spread = target_fill == TargetFill::spread;
-  static constexpr bool volume = target_fill == TargetFill::volume || spread;
+  static constexpr bool volume = target_fill == TargetFill::volume;
   static constexpr bool pieces = target_fill == TargetFill::pieces;
   static constexpr bool target_copies = target_fill == TargetFill::copies || volume || pieces;
   static constexpr bool lines = target_fill == TargetFill::lines;
@@ -105,10 +103,6 @@ struct WgradConfig : Layer {
                               CONVT3D_FRAGMENTS % 2 == 0),
                 "taps do not overlap, and lines keep their swizzle from row to row");
 
-  /// From a position of x along W to the next, in the planes of the gradient.
-  static constexpr int along2 = spread ? 1 : unit2;
-  static_assert(!spread || (half && source_map && !CONVT3D_SUM_BIAS && CONVT3D_FRAGMENTS > 2), "rows of 8 bytes of x, 16 of the gradient");
-
   /// A step is then a whole sample, through whose slices products run without a pause.
   static_assert(!volume || step2 == 1, "pieces of 16 bytes of whole rows");
 
@@ -142,31 +136,18 @@ struct WgradConfig : Layer {
   // a fragment find their words in 32 different banks; [taps][channels of the tile][octet].
   // Channels of an octet may be two apart, and those of a tile as far apart as there are tiles,
   // so that the runs of an octet begin alike modulo 16 bytes.
-  /// Or octets are eight channels of a tap, and the taps along W are the blocks of a warp, which
-  /// finds all of them in neighbouring words: [tap along W][consumer][warp][half: other taps,
-  /// octets].
-  static constexpr bool taps_together = CONVT3D_TAPS_TOGETHER;
-  static_assert(!taps_together || (half && joined && unit2 == 2 && reach2 == 1 && taps2 % 2 == 1 &&
-                                   taps2 == CONVT3D_BLOCKS && CONVT3D_CHANNEL_TILE_M % 8 == 0),
-                "pairs of positions are two words, which the next tap but one shares");
-  static constexpr int octet_taps =
-      taps_together ? 1 : unit2 % 4 == 0 ? 4 : unit2 % 2 == 0 ? 2 : 1;
+  static constexpr int octet_taps = unit2 % 4 == 0 ? 4 : unit2 % 2 == 0 ? 2 : 1;
   static constexpr int octet_channels = 8 / octet_taps;
   static constexpr int channel_tile_m = CONVT3D_CHANNEL_TILE_M;
   static constexpr int channel_tiles_m = div_up(target_channels, channel_tile_m);
   static constexpr int channel_octets = channel_tile_m / octet_channels;
-  static constexpr int octets =
-      taps_together ? taps2 * CONVT3D_CONSUMERS * 8 : div_up(taps, octet_taps) * channel_octets;
-  static_assert(!taps_together || taps0 * taps1 * channel_octets <= CONVT3D_CONSUMERS * 8,
-                "octets of a tap along W fit into a block of each consumer");
+  static constexpr int octets = div_up(taps, octet_taps) * channel_octets;
   static_assert(channel_tile_m % octet_channels == 0, "a tile is whole octets");
   static constexpr int octet_step = CONVT3D_OCTET_STEP;
   static_assert(channel_octets % octet_step == 0, "octets share blocks of channels");
   /// Runs of an octet's channels, as far apart in the tensor as there are octets, are neighbours
   /// in shared memory: which of those a channel of the tile is.
   CONVT3D_CONSTEXPR static int slot(int channel) {
-    // Four lanes of each read eight neighbouring words; runs of odd volumes begin apart.
-    if (taps_together) return channel % (2 * channel_octets) * 4 + channel / (2 * channel_octets);
     if (phase_rows) return half ? channel : channel % 4 * 2 + channel / 4;
     return target_fill == TargetFill::runs || joined || pieces
                ? channel % octet_step * octet_channels + channel / octet_step
@@ -247,9 +228,9 @@ struct WgradConfig : Layer {
                 "three consumers have as much to do");
   static constexpr int fragments = CONVT3D_FRAGMENTS;  // row fragments in flight
   /// Words are operands as they lie in shared memory.
-  static constexpr bool operands_are_words = (target_map && !half && !ieee && !bias) || spread;
+  static constexpr bool operands_are_words = target_map && !half && !ieee && !bias;
   /// Fragments are loaded as they are, early; else words are, from which they are then made.
-  static constexpr bool direct = operands_are_words && !bias && fragments > 2;
+  static constexpr bool direct = operands_are_words && fragments > 2;
 };
 
 /// What a CTA owns: a tile of channels, a range of rows, a share of the positions.
@@ -301,15 +282,6 @@ struct WgradRow {
   bool live;
   /// `octet` counts over the rows of a channel tile, `row` within it.
   CONVT3D_DEVICE WgradRow(int octet, int row) {
-    if constexpr (Config::taps_together) {
-      constexpr int all = Config::consumers * 8, octets = Config::channel_octets;
-      const int k2 = octet / all, others = octet % all / octets;
-      live = others < Config::taps0 * Config::taps1;
-      tap = (live ? others : 0) * Config::taps2 + k2;
-      // Runs of neighbours begin an odd number of words apart.
-      channel = row % 4 * 2 * octets + octet % octets * 2 + row / 4;
-      return;
-    }
     live = octet < Config::octets;
     const int pair = live ? octet / Config::channel_octets : 0;
     tap = pair * Config::octet_taps + row / Config::octet_channels;
@@ -327,12 +299,6 @@ struct WgradRow {
   }
   /// Which row of a channel tile a tap and a channel are.
   CONVT3D_DEVICE static int index(int tap, int channel) {
-    if constexpr (Config::taps_together) {
-      constexpr int octets = Config::channel_octets;
-      const int octet = tap % Config::taps2 * Config::consumers * 8 +
-                        tap / Config::taps2 * octets + channel / 2 % octets;
-      return octet * 8 + channel / (2 * octets) + channel % 2 * 4;
-    }
     const int octet = tap / Config::octet_taps * Config::channel_octets +
                       channel / together * step + channel % step;
     return octet * 8 + tap % Config::octet_taps * Config::octet_channels +

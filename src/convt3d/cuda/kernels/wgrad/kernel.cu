@@ -69,8 +69,6 @@ CONVT3D_DEVICE void run_wgrad(const WgradArguments<Config>& a,
       if (threadIdx.x == 0) produce_boxes(l, maps);
     } else if constexpr (Config::joined) {
       produce_joined(l, maps);
-    } else if constexpr (Config::spread) {
-      produce_spread(l, maps);
     } else {
       produce(l, maps);
     }

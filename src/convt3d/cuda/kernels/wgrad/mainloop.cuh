@@ -49,11 +49,9 @@ CONVT3D_DEVICE void consume(const WgradLayout<Config>& l, int consumer) {
   uint32_t raw[Config::direct ? 1 : blocks][RowReader<Config>::words];
   RowReader<Config> reader[blocks];
   float row_sum[blocks][2] = {};  // of the gradient
-  uint32_t shared_raw[4][RowReader<Config>::tap_words];  // of all blocks
   auto fetch = [&](int f, uint32_t offset, int product) {
-    if constexpr (Config::taps_together) reader[0].fetch_taps(shared_raw, offset, walk.half_g);
 #pragma unroll
-    for (int b = 0; b < (Config::taps_together ? 0 : blocks); ++b) {
+    for (int b = 0; b < blocks; ++b) {
       if (!Config::meets(b * Config::consumers + consumer, product)) continue;
       if constexpr (Config::direct)
         reader[b].fetch(fragment[f][b], offset, walk.half_g, f);
@@ -110,11 +108,7 @@ CONVT3D_DEVICE void consume(const WgradLayout<Config>& l, int consumer) {
             // Now the previous step's products are done.
             if (!Config::joined && f == last && product + slice == 0 && at.step > l.begin)
               l.leave(at.stage == 0 ? Config::stages - 1 : at.stage - 1);
-            if constexpr (Config::taps_together) {
-              reader[0].finish_taps(fragment[f], shared_raw);
-#pragma unroll
-              for (int b = 0; b < blocks; ++b) rows.mask_ends(b, inner, fragment[f][b]);
-            } else if constexpr (!Config::direct) {
+            if constexpr (!Config::direct) {
 #pragma unroll
               for (int b = 0; b < blocks; ++b) {
                 reader[b].finish(fragment[f][b], rest[Config::ieee ? f : 0][b], raw[b]);

@@ -1,6 +1,6 @@
-// What the producer warpgroup does, by where x and the gradient come from: all by tensor maps; x
-// by tensor map and samples of the gradient through registers; whole rows of the gradient by bulk
-// copies; slabs by cp.async or bulk copies, which the producers round to TF32 or split.
+// What the producer warpgroup does, by where x and the gradient come from: all by tensor maps;
+// whole rows of the gradient by bulk copies; slabs by cp.async or bulk copies, which the producers
+// round to TF32 or split.
 #pragma once
 #include "device/barrier.cuh"
 #include "device/tma.cuh"
@@ -87,32 +87,6 @@ CONVT3D_DEVICE void produce_boxes(const WgradLayout<Config>& l,
     const uint32_t barrier = l.full(at.stage);
     const uint32_t bytes = load_source(l, *maps.source, at, barrier);
     mbarrier_expect(barrier, bytes + load_target(l, *maps.target, at, barrier));
-  }
-}
-
-/// Samples whose rows go through registers, a step ahead, while x comes by tensor map.
-template <typename Config>
-CONVT3D_DEVICE void produce_spread(const WgradLayout<Config>& l,
-                                   const WgradMaps& maps) {
-  using Volume = VolumeFill<WgradLayout<Config>>;
-  const SlabFill<Config, true> gradient(l.a.gradient, 1, l.rows_g, 1);
-  WgradSteps<WgradLayout<Config>> at(l);
-  const Volume volumes(l, at);
-  uint4 row[Volume::most];
-  volumes.fetch(gradient.base(at.sample, l.tile.group, l.tile.channel_m), row);
-#pragma unroll 1
-  while (at.step < l.end) {
-    if (at.step - l.begin >= Config::stages) mbarrier_wait(l.empty(at.stage), at.phase ^ 1);
-    const uint32_t barrier = l.full(at.stage);
-    const uint32_t bytes = threadIdx.x == 0 ? load_source(l, *maps.source, at, barrier) : 0;
-    volumes.spread(row, at.plane(0));
-    if (threadIdx.x == 0)
-      mbarrier_expect(barrier, bytes);
-    else
-      mbarrier_arrive(barrier);
-    at.advance();
-    if (at.step < l.end)
-      volumes.fetch(gradient.base(at.sample, l.tile.group, l.tile.channel_m), row);
   }
 }
 

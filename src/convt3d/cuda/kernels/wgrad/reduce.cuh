@@ -51,10 +51,8 @@ CONVT3D_DEVICE void reduce(const float* partial, const WgradWeight<Config>& weig
 #pragma unroll
     for (int t = 0; t < taps; ++t) {
       const int live_t = item.tap + t < Config::taps ? t : 0;
-      int row = first_row + live_t / Config::octet_taps * Config::channel_octets * 8 +
-                live_t % Config::octet_taps * Config::octet_channels;
-      if constexpr (Config::taps_together)
-        row = WgradRow<Config>::index(item.tap + live_t, item.channel);
+      const int row = first_row + live_t / Config::octet_taps * Config::channel_octets * 8 +
+                      live_t % Config::octet_taps * Config::octet_channels;
       const int octet = row / 8;
       const int in_cta = Config::row_tiles == 1 ? octet : octet % cta_octets;
       row_tile[t] = Config::row_tiles == 1 ? 0 : octet / cta_octets;

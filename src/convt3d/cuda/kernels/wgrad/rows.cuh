@@ -11,17 +11,12 @@ namespace convt3d {
 /// One row fragment of a block from the gradient's plane: lane (g, t) takes rows g and g + 8.
 template <typename Config>
 struct RowReader {
-  /// Two positions of x are not neighbours in the gradient.
-  static constexpr bool pairs = Config::half && !Config::spread;
   uint32_t base[2];            // of both rows; changes with every slice
   uint32_t other[2], pick[2];  // 16-bit: where the pair's second half is, and which halves
 
   CONVT3D_DEVICE void set(int half, uint32_t address) {
     if constexpr (Config::swizzled) address ^= address / 128 % 8 * 16;
-    if constexpr (Config::taps_together) {
-      pick[half] = address / 2 % 2;
-      base[half] = address - 2 * pick[half];
-    } else if constexpr (pairs) {
+    if constexpr (Config::half) {
       const uint32_t odd = address / 2 % 2;
       base[half] = address - 2 * odd;
       const uint32_t apart =
@@ -35,7 +30,7 @@ struct RowReader {
   }
   /// Words of a fragment as they lie in shared memory: of 16-bit pairs, those that hold the
   /// halves.
-  static constexpr int words = pairs ? 8 : 4;
+  static constexpr int words = Config::half ? 8 : 4;
   /// `product` of a row: those of a swizzled line alternate.
   CONVT3D_DEVICE void fetch(uint32_t (&raw)[words], uint32_t offset, uint32_t half_depth,
                             int product) const {
@@ -54,40 +49,11 @@ struct RowReader {
         continue;
       }
       const uint32_t along = offset + (r < 2 ? 0 : half_depth);
-      if constexpr (pairs) {
+      if constexpr (Config::half) {
         raw[2 * r] = load_shared(base[r % 2] + along);
         raw[2 * r + 1] = load_shared(other[r % 2] + along);
       } else {
         raw[r] = load_shared(base[r % 2] + along);
-      }
-    }
-  }
-  /// All taps along W: pairs of an even tap are halves of its word and the next, of an odd one
-  /// the others', or those of the word after.
-  static constexpr int tap_words = Config::taps2 / 2 + 2;
-  CONVT3D_DEVICE void fetch_taps(uint32_t (&raw)[4][tap_words], uint32_t offset,
-                                 uint32_t half_depth) const {
-#pragma unroll
-    for (int r = 0; r < 4; ++r)
-#pragma unroll
-      for (int i = 0; i < tap_words; ++i)
-        raw[r][i] = load_shared(base[r % 2] + offset + (r < 2 ? 0 : half_depth) + 4 * i);
-  }
-  CONVT3D_DEVICE void finish_taps(uint32_t (&a)[Config::blocks][4],
-                                  const uint32_t (&raw)[4][tap_words]) const {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const bool odd = pick[r % 2] != 0;
-      const uint32_t same = odd ? 0x7632 : 0x5410, other = odd ? 0x5410 : 0x7632;
-#pragma unroll
-      for (int k = 0; k < Config::taps2; ++k) {
-        if (k % 2 == 0) {
-          a[k][r] = permute_bytes(raw[r][k / 2], raw[r][k / 2 + 1], same);
-        } else {
-          const uint32_t first = odd ? raw[r][k / 2 + 1] : raw[r][k / 2];
-          const uint32_t second = odd ? raw[r][k / 2 + 2] : raw[r][k / 2 + 1];
-          a[k][r] = permute_bytes(first, second, other);
-        }
       }
     }
   }
@@ -138,7 +104,7 @@ struct ProductWalk {
 
   CONVT3D_DEVICE explicit ProductWalk(const Layout& l_) : l(l_) {
     const uint32_t row_g = Config::unit1 * l.a.row_pitch * Config::bytes;
-    const uint32_t line_g = Config::line * Config::along2 * Config::bytes;
+    const uint32_t line_g = Config::line * Config::unit2 * Config::bytes;
     const uint32_t row_x = Config::channel_tile_n * 16;
     const bool few = !Config::joined && (l.narrow || l.paired);
     const int rows = l.paired ? 4 : l.narrow ? 2 : 1;  // of a product
@@ -223,10 +189,9 @@ struct BlockRows {
 
   const Layout& l;
   RunFill<Config> runs;
-  static constexpr int places = Config::taps_together ? 1 : blocks;  // that readers begin at
-  uint32_t inside[places][2];
-  int plane[places][2];
-  uint32_t lead[Config::floating_rows ? places : 1][2];  // of a row, but for what lanes share
+  uint32_t inside[blocks][2];
+  int plane[blocks][2];
+  uint32_t lead[Config::floating_rows ? blocks : 1][2];  // of a row, but for what lanes share
   int shift[Config::joined ? blocks : 1][2];  // along W, from a position of x to its own
   // Which of the first 16 bytes' positions of a row of x, and of the last, meet the gradient's
   // row.
@@ -239,7 +204,7 @@ struct BlockRows {
     int fixed_lead = 0;
     if constexpr (Config::target_fill == TargetFill::rows)
       fixed_lead = floor_mod(-Layer::padding2, Config::line);
-    if constexpr (Config::target_copies && !Config::floating_rows && !Config::spread)
+    if constexpr (Config::target_copies && !Config::floating_rows)
       fixed_lead = SlabFill<Config, true>(l.a.gradient, 1, l.rows_g, 1).lead;
 #pragma unroll
     for (int b = 0; b < blocks; ++b)
@@ -250,20 +215,16 @@ struct BlockRows {
             l.tile.row_tile * Config::cta_blocks + pair / 4 * Config::consumers + consumer;
         const WgradRow<Config> row(block * 8 + pair % 4 * 2 + h, g);
         constexpr int apart = Config::half ? 2 : 1;  // positions of x from one lane to the next
-        const int along = l.paired ? apart * (t % 2) * Config::along2 +
+        const int along = l.paired ? apart * (t % 2) * Config::unit2 +
                                          t / 2 * Config::unit1 * l.a.row_pitch
-                                   : apart * t * Config::along2;
-        const int reach2 = Config::spread ? l.a.tile2 : Config::reach2;
-        const int position =
-            row.k1() * Config::reach1 * l.a.row_pitch + row.k2() * reach2 + fixed_lead + along;
-        if (b < places) {
-          inside[b][h] = (Config::slot(row.channel) * l.a.channel_pitch + position) * Config::bytes;
-          plane[b][h] = row.live ? (row.k0() - l.k0_first) * Config::reach0 : 0;
-          if constexpr (Config::floating_rows) {
-            lead[b][h] = (by_channel ? uint32_t(row.channel * runs.channel_volume) : 0) +
-                         uint32_t(plane[b][h] * Config::step0) * uint32_t(l.a.gradient.stride0);
-          }
-        }
+                                   : apart * t * Config::unit2;
+        const int position = row.k1() * Config::reach1 * l.a.row_pitch +
+                             row.k2() * Config::reach2 + fixed_lead + along;
+        inside[b][h] = (Config::slot(row.channel) * l.a.channel_pitch + position) * Config::bytes;
+        plane[b][h] = row.live ? (row.k0() - l.k0_first) * Config::reach0 : 0;
+        if constexpr (Config::floating_rows)
+          lead[b][h] = (by_channel ? uint32_t(row.channel * runs.channel_volume) : 0) +
+                       uint32_t(plane[b][h] * Config::step0) * uint32_t(l.a.gradient.stride0);
         if constexpr (Config::joined)
           shift[b][h] = row.k2() * Config::reach2 - Layer::padding2 + apart * t * Config::unit2;
         if constexpr (Config::masks_ends) {
@@ -318,7 +279,7 @@ struct BlockRows {
       shared_lead = uint32_t(runs.element(at.sample, l.tile.group, l.tile.channel_m,
                                           at.o0 + slice * Layer::stride0, at.o1, at.o2));
 #pragma unroll
-    for (int b = 0; b < places; ++b)
+    for (int b = 0; b < blocks; ++b)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         uint32_t address = at.plane(slice * Config::unit0 + plane[b][h]) + inside[b][h];

@@ -11,7 +11,7 @@ template <typename Layout>
 struct VolumeFill {
   using Config = typename Layout::Config;
   using Storage = typename Config::Storage;
-  static constexpr int most = Config::spread ? 4 : 8;  // pieces of a thread
+  static constexpr int most = 8;  // pieces of a thread
 
   int from[most];  // elements; negative: none
   uint32_t to[most];
@@ -20,9 +20,8 @@ struct VolumeFill {
     const auto& gradient = l.a.gradient;
     const Inside planes(at.o0, Config::step0, gradient.extent[0], l.span);
     const Inside rows(at.o1, Config::step1, gradient.extent[1], l.rows_g);
-    const int first2 = Config::spread ? 0 : at.o2 & -Config::line;
-    const int pieces =
-        Config::spread ? 1 : min(gradient.extent[2], l.a.row_pitch + first2) / Config::line;  // of a row
+    const int first2 = at.o2 & -Config::line;
+    const int pieces = min(gradient.extent[2], l.a.row_pitch + first2) / Config::line;  // of a row
     const int items = Config::channel_tile_m * planes.count * rows.count * pieces;
     const int live = l.tile.target_live();
 #pragma unroll
@@ -49,47 +48,6 @@ struct VolumeFill {
     for (int k = 0; k < most; ++k)
       if (from[k] >= 0) async_copy<16>(planes + to[k], base + from[k], true);
   }
-  /// Rows of 16 bytes on their way, which spread() then stores.
-  CONVT3D_DEVICE void fetch(const Storage* base, uint4 (&row)[most]) const {
-#pragma unroll
-    for (int k = 0; k < most; ++k)
-      if (from[k] >= 0) row[k] = __ldg(reinterpret_cast<const uint4*>(base + from[k]));
-  }
-  /// Stores for each tap along W what the positions of x meet: [tap][position], zeros beyond the
-  /// row.
-  CONVT3D_DEVICE void spread(const uint4 (&row)[most], uint32_t planes) const {
-    constexpr int words = Config::taps2 * Config::line / 4;
-#pragma unroll
-    for (int k = 0; k < most; ++k) {
-      if (from[k] < 0) continue;
-      const uint32_t word[4] = {row[k].x, row[k].y, row[k].z, row[k].w};
-      uint32_t out[words];
-#pragma unroll
-      for (int i = 0; i < words; ++i) {
-        const int tap = i / (Config::line / 4), pair = i % (Config::line / 4);
-        const int first = 2 * pair * Layer::stride2 + tap * Layer::dilation2 - Layer::padding2;
-        const int second = first + Layer::stride2;
-        out[i] = permute_bytes(half(word, first), half(word, second),
-                               (first % 2 != 0 ? 0x32 : 0x10) | (second % 2 != 0 ? 0x7600 : 0x5400));
-      }
-      if constexpr (words == 8) {
-        // Rows of 32 bytes: four neighbours store first halves while four store second ones, so
-        // that they find different banks.
-        const bool swapped = threadIdx.x / 4 % 2 != 0;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          uint32_t piece[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) piece[i] = swapped ? out[4 - 4 * h + i] : out[4 * h + i];
-          store_shared(planes + to[k] + (swapped ? 16 - 16 * h : 16 * h), piece[0], piece[1], piece[2],
-                       piece[3]);
-        }
-      } else {
-#pragma unroll
-        for (int i = 0; i < words; i += 2) store_shared(planes + to[k] + 4 * i, out[i], out[i + 1]);
-      }
-    }
-  }
   /// Zeros all planes, by all threads.
   CONVT3D_DEVICE static void clear(const Layout& l) {
     for (uint32_t at = threadIdx.x * 16; at < l.a.planes * l.plane; at += Config::threads * 16)
@@ -97,10 +55,6 @@ struct VolumeFill {
   }
 
  private:
-  /// The word that has a position of a row, or zeros.
-  CONVT3D_DEVICE static uint32_t half(const uint32_t (&word)[4], int position) {
-    return position >= 0 && position < Config::line ? word[position / 2] : 0;
-  }
   /// Which of `most` positions, `step` apart, lie in [0, extent).
   struct Inside {
     int first, count;

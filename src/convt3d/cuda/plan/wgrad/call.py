@@ -25,7 +25,6 @@ class Fill(enum.IntEnum):
     PIECES = 6  # as RUNS, by cp.async of 16 bytes
     SWIZZLED = 7  # by tensor map, boxes of (128 bytes of W, channels, rows)
     LINES = 8  # by tensor map, boxes of (128 bytes of rows, channels, 128 bytes)
-    SPREAD = 9  # as VOLUME, through registers, which lay the taps along W apart
 
     @property
     def swizzled(self) -> bool:
@@ -40,11 +39,6 @@ class Fill(enum.IntEnum):
     def row_runs(self) -> bool:
         """Whether each row comes by itself, from its address rounded down to 16 bytes."""
         return self in (Fill.RUNS, Fill.PIECES)
-
-    @property
-    def volumes(self) -> bool:
-        """Whether a step is a whole sample."""
-        return self in (Fill.VOLUME, Fill.SPREAD)
 
     @property
     def as_it_lies(self) -> bool:
@@ -141,23 +135,12 @@ class Call:
         """Ways for the gradient to come, best first; tensor maps need multiples of 16 bytes."""
         k = self.kernel
         if k.whole_samples:
-            yield from self._fills_of_samples()
-        elif k.phases or k.together:
+            yield from (Fill.VOLUME,) if k.steps[2] == 1 else ()
+        elif k.phases:
             yield from (Fill.JOINED,) if self._joins else ()
         else:
             yield from self._fills_of_rows() if k.whole_rows else ()
             yield Fill.COPIES
-
-    def _fills_of_samples(self) -> Iterator[Fill]:
-        # A pair of 16-bit positions of x is then one word of the gradient, not two. Fragments are
-        # loaded as they are, which takes three in flight or more.
-        k = self.kernel
-        if k.steps[2] > 1:
-            return
-        rows = k.half and self.source_map and self.paired
-        if rows and self.output[2] == k.line and k.fragments > 2:
-            yield Fill.SPREAD
-        yield Fill.VOLUME
 
     def _fills_of_rows(self) -> Iterator[Fill]:
         k, width = self.kernel, self.output[2]

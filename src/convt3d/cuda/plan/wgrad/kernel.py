@@ -33,7 +33,6 @@ class Kernel:
         whole_samples: a step is a sample of few slices.
         runs: whole rows come as runs of a channel, not as boxes of rows or in pieces.
         consumers: warpgroups that multiply.
-        together: taps along W are a warp's blocks, which share the words that they read.
         phases: a fragment's rows are both phases of W, for all taps that it meets.
         cluster: CTAs that share the steps of the same sums, and add them up.
         gpu: for which tiles of positions are shaped.
@@ -51,7 +50,6 @@ class Kernel:
     whole_samples: bool = False
     runs: bool = False
     consumers: int = 2
-    together: bool = False
     phases: bool = False
     cluster: int = 1
     gpu: Gpu = field(default=Gpu(), compare=False, repr=False)
@@ -183,7 +181,7 @@ class Kernel:
     @once
     def octet_taps(self) -> int:
         """Taps of eight neighbouring rows."""
-        return 1 if self.together else math.gcd(self.units[2], 4)
+        return math.gcd(self.units[2], 4)
 
     @once
     def channel_octets(self) -> int:
@@ -192,8 +190,6 @@ class Kernel:
 
     @once
     def octets(self) -> int:
-        if self.together:
-            return self.taps[2] * self.consumers * 8
         return div_up(math.prod(self.taps), self.octet_taps) * self.channel_octets
 
     @once

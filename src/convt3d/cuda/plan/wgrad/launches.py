@@ -45,7 +45,7 @@ def schedule(work: Work) -> Schedule:
             *weight,
         ),
     )
-    runs = layout.fill.as_it_lies or layout.fill.volumes
+    runs = layout.fill.as_it_lies or layout.fill is Fill.VOLUME
     aligned = ("target",) if runs else ()
     if direct and not bias:
         return Schedule((product,), {}, aligned)
@@ -95,7 +95,6 @@ def _macros(work: Work, *, direct: bool, skips: bool = False) -> tuple[tuple[str
         "ieee": k.ieee,
         "warp_products": k.warp_products,
         "phase_rows": k.phases,
-        "taps_together": k.together,
         "source_map": call.source_map,
         "target_fill": int(layout.fill),
         "target_clear": layout.clears,

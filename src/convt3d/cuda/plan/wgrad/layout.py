@@ -15,7 +15,7 @@ from convt3d.cuda.schedule import MAP_BOX, div_up, round_up
 from convt3d.geometry import Triple
 
 _MOST_DEPTHS = 16  # of a tile along W
-_VOLUME_PIECES = {Fill.VOLUME: 8 * 128, Fill.SPREAD: 4 * 128}  # that producers remember
+_VOLUME_PIECES = 8 * 128  # that producers remember
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Layout:
         if self.fill is Fill.JOINED:
             columns = 1
         planes = stages * fresh + columns * (span - fresh)
-        if self.fill.volumes:
+        if self.fill is Fill.VOLUME:
             planes = stages * span
         shared = stages * self._source_bytes(positions) + planes * plane.bytes
         shared += 8 * (3 * stages + 1)  # barriers
@@ -119,7 +119,7 @@ class Layout:
         """A step's plane; None where the gradient cannot come so."""
         if self.fill.mapped:
             return self._plane_of_boxes(positions)
-        if self.fill.volumes:
+        if self.fill is Fill.VOLUME:
             return self._plane_of_a_volume(positions)
         if self.fill is Fill.JOINED:
             return self._plane_of_joined_rows(positions)
@@ -168,20 +168,15 @@ class Layout:
         covered = (call.size[0], call.rows[1], call.size[2])
         whole = all(t >= n for t, n in zip(positions, covered, strict=True))
         out = call.output[2]
-        if not whole or out % k.line or self.volume_pieces > _VOLUME_PIECES[self.fill]:
+        if not whole or out % k.line or self.volume_pieces > _VOLUME_PIECES:
             return None
-        rows, width, residue = k.rows_of(t1), k.width_of(t2), 4
-        if self.fill is Fill.SPREAD:
-            pitch = k.taps[2] * t2
-            run = rows * pitch
-        else:
-            # What reaches beyond a row finds the zeros before the next.
-            border = k.padding[2]
-            least = max(round_up(border, k.line) + out, width - border)
-            pitch = round_up(min(width + self._lead, least), k.line)
-            run = max(rows * pitch, (rows - 1) * pitch + self._lead + width)
-            residue = self._residue(pitch, t2)
-        return self._by_channel(pitch, run, residue)
+        rows, width = k.rows_of(t1), k.width_of(t2)
+        # What reaches beyond a row finds the zeros before the next.
+        border = k.padding[2]
+        least = max(round_up(border, k.line) + out, width - border)
+        pitch = round_up(min(width + self._lead, least), k.line)
+        run = max(rows * pitch, (rows - 1) * pitch + self._lead + width)
+        return self._by_channel(pitch, run, self._residue(pitch, t2))
 
     def _plane_of_rows(self, positions: Triple) -> Plane:
         k = self.kernel

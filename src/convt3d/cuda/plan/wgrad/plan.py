@@ -88,7 +88,6 @@ class WgmmaWgradPlan(Kernel):
             "1 CTA a multiprocessor",
             f"gradient by {'samples' if self.whole_samples else way}",
             *(("phases of W",) if self.phases else ()),
-            *(("taps together",) if self.together else ()),
             *((f"clusters of {self.cluster}",) if self.cluster > 1 else ()),
         )
         return {

@@ -62,8 +62,6 @@ def candidates(problem: Problem, gpu: Gpu) -> Iterator[WgmmaWgradPlan]:
                     yield plan
                 if whole_rows and natural:
                     yield replace(plan, runs=True)
-                    if _together(plan):
-                        yield replace(plan, together=True, runs=True)
                     if _by_phases(plan):
                         yield replace(plan, phases=True, runs=True)
                 if whole_rows and _three(plan):
@@ -138,14 +136,6 @@ def _by_phases(plan: WgmmaWgradPlan) -> bool:
     return two and few and arithmetic and plan.column_taps and near and sums <= _MAX_PHASE_SUMS
 
 
-def _together(plan: WgmmaWgradPlan) -> bool:
-    """Whether the taps along W can be the blocks of a warp: pairs of 16-bit positions."""
-    two = plan.stride[2] == 2 and plan.dilation[2] == 1 and plan.taps[2] % 2 == 1
-    octets = plan.taps[0] * plan.taps[1] * plan.channel_tile_m // 8
-    fit = plan.channel_tile_m % 8 == 0 and octets <= plan.consumers * 8
-    return plan.half and two and fit and plan.blocks == plan.taps[2]
-
-
 # ---------------------------------------------------------------- the best of them
 
 
@@ -189,7 +179,7 @@ def _rough(
     for plan in candidates(problem, gpu):
         # Rows of whole pieces come by boxes (monai_64_32_k3 0.134 ms, one copy a channel 0.190).
         joined = plan.fill(input_size) is Fill.JOINED
-        if joined and _mapped(replace(plan, runs=False, together=False), input_size):
+        if joined and _mapped(replace(plan, runs=False), input_size):
             continue
         cost = plan.cost(batch, input_size, rough=True)
         if _may_take_samples(plan, input_size):

@@ -55,7 +55,7 @@ def step_cycles(layout: Layout, tile: Tile) -> Callable[[float], float]:
     late = k.stages == 2 and fill is not Fill.JOINED
     # With two stages the producers wait for the copies that they just issued.
     producing = max(copies / 4, moving) + (_LATENCY if late else 0)
-    begun = _BARRIERS + (1 if fill.volumes else tile.positions[0]) * _SLICE
+    begun = _BARRIERS + (1 if fill is Fill.VOLUME else tile.positions[0]) * _SLICE
     # Products in flight cover what a step and a slice begin with. Two suffice where fragments are
     # prepared from words that were fetched before.
     if not fill.mapped:
@@ -82,8 +82,7 @@ def _products(layout: Layout, tile: Tile, blocks: float) -> Consuming:
     products = math.prod(tile.positions) // k.depth
     odd = k.octet_taps > 1 and k.taps[2] % 2 and tile.plane.row_pitch % 2 == 0
     conflicts = 1.33 if odd else 1
-    two = k.half and layout.fill is not Fill.SPREAD and not k.together
-    fragments = (2 if two else 1) * _FRAGMENT
+    fragments = (2 if k.half else 1) * _FRAGMENT
     if k.warp_products:
         tiles = k.columns // 8
         columns = 11 if layout.call.source_map else 5
@@ -160,7 +159,7 @@ def _copies(layout: Layout, tile: Tile, planes: float) -> float:
     elif fill is Fill.PIECES:
         pieces = rows * ((tile.plane.row_pitch - 1) // k.line)
         copies += planes * _warps(pieces) * k.channel_tile_m * _PIECES
-    elif fill.volumes:
+    elif fill is Fill.VOLUME:
         copies += _warps(layout.volume_pieces) * _PIECE
     elif fill is Fill.COPIES:
         wide = 16 if call.output[2] % k.line == 0 and k.steps[2] == 1 else 4

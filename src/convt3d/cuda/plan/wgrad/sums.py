@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.split_k import LONGEST_SUM
+from convt3d.cuda.plan.wgrad.call import Fill
 from convt3d.cuda.plan.wgrad.kernel import Kernel
 from convt3d.cuda.plan.wgrad.layout import Layout, Tile
 from convt3d.cuda.plan.wgrad.step import step_cycles
@@ -88,7 +89,7 @@ class Work:
         k, layout = self.kernel, self.layout
         blocks = k.row_tiles == 1 and k.last_blocks == k.cta_blocks and k.consumers == 2
         own = k.taps[1] * k.taps[2] * k.channel_tile_m % 64 == 0
-        whole = layout.fill.volumes and self.tile.positions == layout.call.size
+        whole = layout.fill is Fill.VOLUME and self.tile.positions == layout.call.size
         return blocks and own and whole and k.padding[0] > 0 and not k.ieee
 
     # ------------------------------------------------------------ splits
