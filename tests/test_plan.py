@@ -488,7 +488,7 @@ def test_strided_tiles_fit(name: str, operation: str, last: bool) -> None:
                 lines = t1 // shape.line_rows * (t0 if problem.forward else 1)
                 assert t1 % shape.line_rows == 0
                 assert lines * shape.line_fragments <= plan.tile.fragments
-                assert plan.box_positions(shape.units, target) <= plan.tile.positions
+                assert plan.box_positions(shape.units) <= plan.tile.positions
                 shared = plan.shared_bytes(shape.units, target)
                 assert shared <= AMPERE.shared_per_block
             schedule = plan.schedule(2, size)
@@ -513,16 +513,6 @@ def test_vectors_that_cover_a_row_of_a_strided_box_have_room(operation: str) -> 
                 assert plan.pitch(units) == max(round_up(end, vector) for end in ends)
                 cut += row % vector > 0
     assert cut
-
-
-@pytest.mark.parametrize("channels", [16, 24])
-def test_lines_that_are_copied_as_they_lie_have_whole_chunks(channels: int) -> None:
-    # So ampere/strided/lines.cuh asserts.
-    problem = Problem("grad_input", Geometry(16, channels, _K3, (2, 2, 2), _P1), Arithmetic.TF32)
-    plans = [plan for _, plan in ampere_strided.ranked(problem, 2, (4, 6, 12), AMPERE)]
-    linear = [plan for plan in plans if plan.tile.linear_lines]
-    assert linear and any(plan.tile.depth == 2 for plan in plans)
-    assert all(channels % plan.chunk_channels == 0 for plan in linear)
 
 
 def test_strided_layers_run_on_the_strided_kernel() -> None:

@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy as np
 from convt3d.cuda.plan.ampere_strided.cost import call_cycles, step_cycles
 from convt3d.cuda.plan.ampere_strided.layout import Shape, Tile, Units, units_of
 from convt3d.cuda.plan.ampere_strided.plan import StridedPlan
-from convt3d.cuda.plan.axes import odd_lines
 from convt3d.cuda.plan.search import by_cost, cheapest, with_tile
 from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up, widest_vector
 from convt3d.precision import Arithmetic
@@ -51,19 +49,6 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
-def _lines_may_be_linear(problem: Problem) -> bool:
-    """Whether lines of a gradient's source can be copied as they lie (ampere/strided/lines.cuh)."""
-    g = problem.geometry
-    return (
-        odd_lines(problem)
-        and problem.element_bytes == 4
-        and not problem.source_channels_last
-        and g.padding[2] <= 4
-        and problem.source_channels % 16 in (0, 8)
-        and all(math.gcd(g.stride[a], g.dilation[a]) == 1 for a in (1, 2))
-    )
-
-
 def _vectors(problem: Problem) -> tuple[int, ...]:
     bytes_ = problem.element_bytes
     if problem.source_channels_last:
@@ -71,7 +56,7 @@ def _vectors(problem: Problem) -> tuple[int, ...]:
     g = problem.geometry
     if not problem.forward and math.gcd(g.stride[2], g.dilation[2]) > 1:
         return (1,)
-    return ((4, 1, 0) if _lines_may_be_linear(problem) else (4, 1)) if bytes_ == 4 else (4,)
+    return (4, 1) if bytes_ == 4 else (4,)
 
 
 def _bases(problem: Problem, gpu: Gpu) -> list[StridedPlan]:
@@ -86,8 +71,6 @@ def _bases(problem: Problem, gpu: Gpu) -> list[StridedPlan]:
             continue
         for vector in _vectors(problem):
             tile = Tile(warps, m, n, 2, 1, True, 1, vector)
-            if vector == 0:
-                tile = replace(tile, vector=1, linear_lines=True)
             plan = StridedPlan(problem, tile, gpu)
             available = 65536 // plan.threads + (16 if m == 1 else 0)
             if plan.accumulators() > MAX_ACCUMULATORS or plan.registers() > min(240, available):
@@ -115,8 +98,6 @@ def _pipelines(
     cheapest_units = [column[order[:_MAX_SHAPES]] for column in units]
     for stages, depth, weights in itertools.product((2, 3), _depths(base.problem), (True, False)):
         piped = with_tile(base, stages=stages, depth=depth, resident_weights=weights)
-        if base.tile.linear_lines and base.problem.source_channels % piped.chunk_channels:
-            continue
         plan = _with_positions(piped, cheapest_units, target)
         if plan is not None:
             fitting = [column[plan.fits(units, target)] for column in units]
@@ -138,7 +119,7 @@ def _with_positions(plan: StridedPlan, units: Units, target: Sequence[int]) -> S
     that rows of other widths can stay whole."""
 
     def room_for(units: Units) -> Any:
-        return round_up(plan.box_positions(units, target) - 8, 32) + 8
+        return round_up(plan.box_positions(units) - 8, 32) + 8
 
     positions = np.maximum(room_for(_SMALLEST), room_for(units))
     fitting = plan.fits(units, target, positions) & plan.fits(_SMALLEST, target, positions)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,14 +99,11 @@ def call_cycles(
         stages = plan.chunks * slices
         streamed = streamed * swept
     words = slices * size1 * plan.pitch(units[2]) * plan.step_words * steps
-    wide: Any = t.vector if bytes_ == 4 or plan.problem.source_channels_last else 1
+    wide = t.vector if bytes_ == 4 or plan.problem.source_channels_last else 1
     if not plan.problem.forward and not plan.problem.source_channels_last:
         # Strided layers often have odd output rows, which only move element by element.
         width = plan.problem.geometry.output_size(target)[2]
         wide = wide if width % t.vector == 0 else 1
-    whole = (units[2] >= needed[2]) & (target[2] % 2 == 0)
-    if t.linear_lines:
-        wide = np.where(whole, 4.0, 1.0)
     fill = words / 32 / wide * 4 + stages * t.warps * 60
     fill = fill + streamed / 128 * 4
     volume = units[0] * units[1] * units[2]
@@ -161,9 +157,6 @@ def call_cycles(
     paired = paired and (plan.problem.forward or plan.step_words == 4)
     waits = _PAIRED_CYCLES[plan.problem.operation] * stages if paired else 0.0
     tile = tile * _measured_factor(plan, target)
-    if t.linear_lines:
-        # Cut lines, and those whose units have no neighbour, gain nothing.
-        tile = tile * np.where(whole, 0.92, 1.2)
     alone = np.maximum(tile + exposed + waits, chain)
     turn = np.maximum(tile * sharing + waits / sharing, alone)
     costs: NDArray[np.float64] = missed * turns * turn + 4000.0

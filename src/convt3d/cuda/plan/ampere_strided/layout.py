@@ -58,7 +58,6 @@ class Tile:
     resident: int  # CTAs that share a multiprocessor
     vector: int
     positions: int = 0
-    linear_lines: bool = False  # whole lines of a gradient's source as they lie in memory
 
     @property
     def fragments(self) -> int:
@@ -283,17 +282,10 @@ class StridedLayout:
             width = (width + 2 * (vector - 1)) // vector * vector
         return width
 
-    def box_positions(self, units: Units, target: Sequence[int]) -> Any:
+    def box_positions(self, units: Units) -> Any:
         """Room that a tile's source box needs, with what windows read past its end."""
         size0, size1 = self.box(units)
-        slack = self.pair_source + self.window
-        box = size0 * size1 * self.pitch(units[2]) + slack
-        if not self.tile.linear_lines or target[2] % 2:
-            return box
-        width = self.problem.geometry.output_size(target)[2]
-        margin = round_up(self.axes[2].unit_source + self.axes[2].shifts, 4)
-        flat = size0 * size1 * width + margin + 3 + slack  # three of alignment
-        return np.where(np.asarray(units[2]) >= self.needed(target)[2], flat, box)
+        return size0 * size1 * self.pitch(units[2]) + self.pair_source + self.window
 
     def box(self, units: Units) -> tuple[Any, Any]:
         """Extents of a tile's source box along D and H; of the gradient by input one slice."""
@@ -349,7 +341,7 @@ class StridedLayout:
         staging = 0 if self.direct_vector == 1 else self.staging_bytes(units)
         here = 0 if self.direct(target) else staging
         return (
-            (self.box_positions(units, target) <= positions)
+            (self.box_positions(units) <= positions)
             & (pipeline + here <= self.room)
             & (pipeline + staging <= self.gpu.shared_per_block)
         )
@@ -381,8 +373,6 @@ class StridedLayout:
         for t2, t0, linear in itertools.product(
             sorted(widths), self._depths(needed[0]), (False, True)
         ):
-            if linear and self.tile.linear_lines and t2 >= needed[2] and needed[2] % 2 == 0:
-                continue
             fragments = self.tile.fragments // (t0 if self.problem.forward else 1)
             if linear:
                 pitch = self.line_pitch(t2)

@@ -55,7 +55,6 @@ class StridedPlan(StridedLayout):
                 resident_weights=t.resident_weights,
                 resident=t.resident,
                 vector=t.vector,
-                linear_lines=t.linear_lines,
                 positions=t.positions,
                 bulk_stores=self.bulk_stores,
                 ring=0,
@@ -116,8 +115,7 @@ class StridedPlan(StridedLayout):
             ),
             "tile": f"{16 * t.fragments} M rows x {self.column_tile} columns",
             "unit": "x".join(str(a.unit_target) for a in self.axes) + " outputs",
-            "warps": f"{t.warps}, fragments {t.fragments_m} x {t.fragments_n}"
-            + (", lines as they lie in memory" if t.linear_lines else ""),
+            "warps": f"{t.warps}, fragments {t.fragments_m} x {t.fragments_n}",
             "pipeline": f"{t.stages} stages of {self.chunk_channels} channels, weights "
             + ("resident" if t.resident_weights else "streamed")
             + f", {t.resident} CTAs a multiprocessor",

@@ -62,11 +62,6 @@ struct StridedConfig : Convolution {
   static constexpr int stages = CONVT3D_STAGES;
   /// The weights of all chunks stay in shared memory, else each stage brings its own.
   static constexpr bool resident_weights = CONVT3D_RESIDENT_WEIGHTS;
-  /// Gradient by input: whole lines are copied as they lie in memory (ampere/strided/lines.cuh).
-  static constexpr bool linear_lines = CONVT3D_LINEAR_LINES;
-  static_assert(!linear_lines || (!forward && Type::channels_per_word == 1 && !source_channels_last &&
-                                step1 == 1 && step2 == 1),
-                "lines are contiguous");
   /// Staged outputs leave by bulk copies (sm_90 and later).
   static constexpr bool bulk_stores = CONVT3D_BULK_STORES;
   /// Elements moved by one copy of the fill.
@@ -177,8 +172,6 @@ struct StridedConfig : Convolution {
 
   /// Gradient by input: neighbours along W that may lie beyond an end of a line.
   static constexpr int edges = origin2 < 0 ? -origin2 : 0;
-  /// Words before a run of lines as they lie in memory: zeros for a window of a line outside.
-  static constexpr int line_margin = round_up(Axis2::unit_source + Axis2::shifts, 4);
 
   static constexpr int slots = Axis0::slots * Axis1::slots * Axis2::slots;
   /// Slots without a tap only ever hold the bias.

@@ -26,14 +26,12 @@ namespace convt3d {
 template <typename Config>
 CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) {
   static_assert(!Config::forward, "this kernel computes the gradient by input");
-  using Box = StridedBox<Config>;
   using Shared = StridedShared<Config>;
   extern __shared__ __align__(128) unsigned char shared[];
   const StridedWork<Config> work(arguments, shared);
   const StridedFill<Config>& fill = work.fill;
   const auto& shape = fill.fill_box.shape;
   const StridedStore<Config> store(arguments, work.group, work.column_tile, work.warp, work.lane);
-  StridedLines<Config> lines(arguments, work);
 
   // Packed weights are waited for, the source is not: it was there before they were packed.
   if constexpr (!Config::resident_weights) grid_dependency_wait();
@@ -41,10 +39,7 @@ CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) 
   SliceWalk<Config> fill_walk(arguments, work.worker);
   auto start = [&]() {
     if (fill_number < arguments.count) {
-      if constexpr (Config::linear_lines)
-        lines.fill(fill_walk.tile, fill_walk.position(), fill_chunk, fill_buffer);
-      else
-        fill.source(fill_walk.tile, fill_walk.position(), fill_chunk, fill_buffer);
+      fill.source(fill_walk.tile, fill_walk.position(), fill_chunk, fill_buffer);
       fill.slice_weights(fill_walk.residue(), fill_chunk, fill_buffer);
       if (++fill_buffer == Config::stages) fill_buffer = 0;
       if (++fill_chunk == Config::chunks) {
@@ -85,13 +80,8 @@ CONVT3D_DEVICE void strided_gradient(const StridedArguments<Config>& arguments) 
           start();
           const uint32_t stage = 4u * buffer * Shared::stage;
           const uint32_t weights = work.weights(chunk, stage);
-          uint32_t source = stage;
-          if constexpr (Config::linear_lines) source += lines.begin(walk.tile, walk.position(), chunk);
-          const uint32_t zeros =
-              work.shared_base + stage + 4u * Box::plane_pitch * (work.lane % 4);
-          multiply_residue<Config>(
-              walk.residue(), sums,
-              SliceWindows<Config>{shape, lines, work.rows, source, zeros}, weights);
+          multiply_residue<Config>(walk.residue(), sums,
+                                   SliceWindows<Config>{shape, work.rows, stage}, weights);
           if (++buffer == Config::stages) buffer = 0;
         }
         walk.advance();

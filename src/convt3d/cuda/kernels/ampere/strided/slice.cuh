@@ -1,6 +1,6 @@
 // The products of the strided gradients by input: slice after slice of the output gradient.
 #pragma once
-#include "ampere/strided/lines.cuh"
+#include "ampere/strided/store.cuh"
 
 namespace convt3d {
 
@@ -9,14 +9,13 @@ struct StridedLags {
   StridedSums<Config> lag[Config::lags];
 };
 
-/// Where a lane's windows of a step lie: in a tile's source box, or in lines as they lie in
-/// memory. `rows` are byte addresses of this lane's pairs.
+/// Where a lane's windows of a step lie in a tile's source box. `rows` are byte addresses of this
+/// lane's pairs.
 template <typename Config>
 struct SliceWindows {
   const BoxShape<StridedBox<Config>>& shape;
-  const StridedLines<Config>& lines;
   const uint32_t (&rows)[Config::fragments_m];
-  uint32_t source, zeros;
+  uint32_t source;
 
   /// The windows of all fragments, so many lines from the first unit's.
   CONVT3D_DEVICE void load(uint32_t (&raw)[Config::fragments_m][Config::halves][Config::window],
@@ -24,16 +23,10 @@ struct SliceWindows {
     const uint32_t offset =
         source + uint32_t(shift * shape.pitch2) * StridedBox<Config>::position_bytes;
 #pragma unroll
-    for (int m = 0; m < Config::fragments_m; ++m) {
-      if constexpr (Config::linear_lines)
-        lines.load(raw[m], m, rows[m] + offset, zeros, shift);
-      else
-        load_window<Config>(raw[m], rows[m] + offset);
-    }
+    for (int m = 0; m < Config::fragments_m; ++m) load_window<Config>(raw[m], rows[m] + offset);
   }
   CONVT3D_DEVICE SliceWindows at_step(int step) const {
-    const uint32_t bytes = step * StridedBox<Config>::step_bytes;
-    return {shape, lines, rows, source + bytes, zeros + bytes};
+    return {shape, rows, source + step * StridedBox<Config>::step_bytes};
   }
 };
 

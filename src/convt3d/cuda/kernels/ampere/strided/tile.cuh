@@ -57,13 +57,6 @@ struct StridedTile {
   }
 };
 
-/// Whether a tile's lines are copied as they lie: whole ones, of which every pair of units
-/// exists.
-template <typename Config>
-CONVT3D_DEVICE bool lines_are_linear(const StridedArguments<Config>& a) {
-  return Config::linear_lines && a.tiles[2] == 1 && a.target.extent[2] % 2 == 0;
-}
-
 template <typename Config>
 CONVT3D_DEVICE BoxShape<StridedBox<Config>> strided_shape(const StridedArguments<Config>& a) {
   using Axis0 = typename Config::Axis0;
@@ -71,12 +64,9 @@ CONVT3D_DEVICE BoxShape<StridedBox<Config>> strided_shape(const StridedArguments
   const int slices =
       Config::forward ? (a.tile[0] - 1) * Axis0::unit_source + Axis0::shifts : 1;
   const int width = Config::lead + (a.tile[2] - 1) * Axis2::unit_source + Axis2::shifts;
-  BoxShape<StridedBox<Config>> shape(
-      slices,
-      (a.tile[1] - 1) * Config::Axis1::unit_source + Config::Axis1::shifts,
+  return BoxShape<StridedBox<Config>>(
+      slices, (a.tile[1] - 1) * Config::Axis1::unit_source + Config::Axis1::shifts,
       round_up(width, Config::source_channels_last ? 1 : Config::pair_source));
-  if (lines_are_linear(a)) shape.pitch2 = a.source.extent[2];
-  return shape;
 }
 
 /// A pair of units of one fragment, relative to the tile; the same in all tiles.
