@@ -105,10 +105,8 @@ def ranked(
     _, size = problem.extents(input_size)
     bases = []
     for base in _bases(problem, gpu):
-        for separate in (True, False) if base.axes[2].unit_source > 1 else (True,):
-            plan = with_tile(base, separate=separate)
-            work = work_of(plan, batch, size)
-            bases.append((bound(plan, work, _residents(plan)[0]), (plan, work)))
+        work = work_of(base, batch, size)
+        bases.append((bound(base, work, _residents(base)[0]), (base, work)))
 
     def price(base: tuple[GatherPlan, Work]) -> Iterator[tuple[float, GatherPlan]]:
         for plan in _with_pipelines(base[0], gpu):

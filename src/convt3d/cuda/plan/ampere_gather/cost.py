@@ -73,9 +73,7 @@ def _step_cycles(plan: GatherLayout) -> tuple[float, float]:
     shifts2 = min(axes[2].shifts, axes[2].kernel * axes[2].slots)
     products = warps * taps1 * products0 * taps2 * t.fragments_m * t.fragments_n
     matrix = products * STEP_CYCLES * (3.5 if ieee else 1.0)
-    # Rows that are not neighbours collide in the banks.
-    collisions = min(4, 1 if t.separate else axes[2].unit_source)
-    loads = loads0 * shifts2 * t.fragments_m * 4 * collisions
+    loads = loads0 * shifts2 * t.fragments_m * 4
     if plan.octets:
         loads *= 1.5  # eight neighbouring units lie in two rows at times
     loads += taps0 * taps2 * t.fragments_n * (4 if ieee else 2)

@@ -38,7 +38,6 @@ class Tile:
     depth: int = 1
     resident: int = 1  # CTAs that share a multiprocessor
     positions: int = 0  # of the largest source box
-    separate: bool = True  # positions of a unit are stored apart by residue
 
     @property
     def rows(self) -> int:
@@ -83,15 +82,12 @@ class GatherLayout:
     def chunks(self) -> int:
         return div_up(self.problem.source_channels, self.chunk_channels)
 
-    @property
-    def _residues(self) -> int:
-        return self.axes[2].unit_source if self.tile.separate else 1
-
     @once
     def octets(self) -> bool:
         """Whether contiguous 16-bit sources lie in shared memory by octets (load/octet_box.cuh)."""
         p = self.problem
-        return p.element_bytes == 2 and not p.source_channels_last and self._residues == 1
+        contiguous = p.element_bytes == 2 and not p.source_channels_last
+        return contiguous and self.axes[2].unit_source == 1
 
     @once
     def vector(self) -> int:
@@ -100,7 +96,7 @@ class GatherLayout:
         if self.problem.source_channels_last:
             return widest_vector(self.problem.source_channels, bytes_)
         if bytes_ == 4:
-            return 4 if self._residues == 1 else 1
+            return 4 if self.axes[2].unit_source == 1 else 1
         return 8 if self.octets else 4
 
     @once
@@ -193,11 +189,10 @@ class GatherLayout:
         sizes = [
             (shapes[:, i] - 1) * axis.unit_source + axis.shifts for i, axis in enumerate(self.axes)
         ]
-        residues = self._residues
+        residues = self.axes[2].unit_source
         if self.octets:
             # Rows begin at a multiple of four; how far before a tile is known where tiles do too.
-            step = shapes[:, 2] * self.axes[2].unit_source
-            alike = (step % 4 == 0) | (needed2 is not None and shapes[:, 2] == needed2)
+            alike = (shapes[:, 2] % 4 == 0) | (needed2 is not None and shapes[:, 2] == needed2)
             lead = np.where(alike, self.axes[2].reach[0] % 4, 3)
             sizes[2] = (lead + sizes[2] + 7) // 8 * 8
         elif not self.problem.source_channels_last and self.vector > 1 and residues == 1:

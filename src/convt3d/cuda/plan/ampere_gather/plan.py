@@ -48,7 +48,6 @@ class GatherPlan(GatherLayout):
             "resident": t.resident,
             "positions": t.positions,
             "vector": self.vector,
-            "separate": t.separate,
         }
         return (
             p.type_macros
@@ -96,7 +95,6 @@ class GatherPlan(GatherLayout):
             "warps": f"{t.warps_m} x {t.warps_n}, fragments {t.fragments_m} x {t.fragments_n}",
             "pipeline": f"{t.stages} stages of "
             + ("a tap row" if t.split else f"{self.chunk_channels} channels")
-            + f", {t.resident} CTAs a multiprocessor"
-            + ("" if t.separate else ", rows in place"),
+            + f", {t.resident} CTAs a multiprocessor",
             "shared memory": f"{self.shared_bytes} bytes",
         }

@@ -34,11 +34,10 @@ struct GatherConfig : Convolution {
   static constexpr int stages = CONVT3D_STAGES;
   /// A pipeline stage is one tap of axis 1 of one channel chunk, else a whole chunk.
   static constexpr bool split = CONVT3D_SPLIT;
-  /// Positions of a unit are stored apart by residue, else left in place.
-  static constexpr bool separate = CONVT3D_SEPARATE && Axis2::unit_source > 1;
-  /// Contiguous 16-bit sources lie in shared memory by octets of channels (load/octet_box.cuh).
+  /// Contiguous 16-bit sources lie in shared memory by octets of channels (load/octet_box.cuh),
+  /// where a unit has one position.
   static constexpr bool octets =
-      Type::channels_per_word == 2 && !source_channels_last && !separate;
+      Type::channels_per_word == 2 && !source_channels_last && Axis2::unit_source == 1;
   /// Elements moved by one copy of the fill.
   static constexpr int vector = CONVT3D_VECTOR;
 
@@ -108,10 +107,8 @@ struct GatherBox {
   static constexpr bool paired = false;
   static constexpr int threads = Config::threads;
   static constexpr int words = Config::depth * Config::step_words;
-  /// Units of several positions: apart by residue, or left in place for wide copies, at the price
-  /// of bank conflicts when fragments are read.
-  static constexpr int residues = Config::separate ? Config::Axis2::unit_source : 1;
-  static constexpr int unit2 = Config::separate ? 1 : Config::Axis2::unit_source;
+  /// Positions of a unit lie apart by residue, so that units are neighbours.
+  static constexpr int residues = Config::Axis2::unit_source;
   static constexpr int step0 = 1, step1 = 1, step2 = 1;
   static constexpr int vector = Config::vector;
   static constexpr int plane_pitch = round_up(Config::positions - 8, 32) + 8;

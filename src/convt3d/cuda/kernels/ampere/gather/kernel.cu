@@ -21,7 +21,7 @@
 // flight. Top of a stage: wait for its copies, barrier, start the copies of a later stage into
 // the buffer that the barrier just freed, transpose what landed (load/octet_box.cuh: contiguous
 // 16-bit sources), multiply. Sources move by cp.async, but for contiguous 16-bit ones of strided
-// gradients that are separated by residue: these pass through registers, which pair up their
+// gradients, which lie apart by residue: these pass through registers, which pair up their
 // channels.
 #include "ampere/gather/config.cuh"
 #include "ampere/gather/load.cuh"
@@ -155,7 +155,7 @@ CONVT3D_DEVICE void gather(const GatherArguments<Config>& arguments) {
       units.locate(unit < units.count ? unit : 0, u0, u1, u2);
       const int position =
           u0 * Axis0::unit_source * shape.pitch1 + u1 * Axis1::unit_source * shape.pitch2 +
-          u2 * Box::unit2;
+          u2;
       // The lane's octet, or the first of its words.
       rows[m][half] = shared_base + position * Box::position_bytes +
                       (Config::octets                 ? 16 * Box::plane_positions * (lane / 16)
