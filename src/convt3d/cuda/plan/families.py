@@ -36,6 +36,7 @@ from convt3d.cuda.plan import (
 from convt3d.cuda.plan.cells import CellProduct
 from convt3d.cuda.plan.search import by_cost
 from convt3d.cuda.schedule import Gpu, Plan, Problem
+from convt3d.precision import Arithmetic
 
 PLANS: tuple[type[Plan], ...] = (
     direct.DirectPlan,
@@ -115,6 +116,9 @@ _LATE = (sweep.ranked, phases.ranked, ampere_gather.ranked, ampere_wgrad.ranked)
 _FEW_COLUMNS, _FEW_CHANNELS = 3, 32
 _HALF_A_TILE = 8  # columns, of the narrowest tile of ndhwc
 _QUARTER_OF_A_STAGE = 16  # channels, of ndhwc in 16 bits
+# Along W: warps then copy the weights. mma.sync took 0.43 to 0.85 times as long (two layers on an
+# H200, TF32 and IEEE); of 3 to 6 slots, whose weights are copied too, 1.03 in the mean of nine.
+_MANY_SLOTS = 16
 _LONG_KERNEL = {"forward": 7, "grad_input": 5}
 
 
@@ -130,8 +134,11 @@ def order(problem: Problem) -> Order:
     compared = _CONVOLUTIONS
     copied: tuple[Ranked, ...] = (ndhwc.ranked,)
     if problem.operation == "grad_weight":
-        # Of contiguous tensors mma.sync won where wgrad declines, and hardly elsewhere.
         first, compared, copied = (wgrad.ranked,), _BY_WEIGHT, (wgrad_ndhwc.ranked,)
+        if problem.arithmetic is Arithmetic.IEEE:
+            # Elsewhere mma.sync won only where wgrad declines: none of 31 contiguous layers. Here 7
+            # of 43, which took 0.43 to 0.9 times as long.
+            first = ()
     elif ampere_patch.refusal(problem) is None:
         first = _kernel_equals_stride(problem)
         # Of one tap: where lines start anywhere.
@@ -157,6 +164,9 @@ def _kernel_equals_stride(problem: Problem) -> tuple[Ranked, ...]:
     few = problem.target_channels <= 2 or problem.source_channels <= 16
     one_tap = max(problem.geometry.kernel_size) == 1
     if CellProduct(problem, None).channel_lines and problem.element_bytes == 2 and few:
+        return (ampere_patch.ranked, patch.ranked)
+    wide = problem.geometry.stride[2] >= _MANY_SLOTS and not problem.target_channels_last
+    if problem.forward and problem.element_bytes == 4 and wide:
         return (ampere_patch.ranked, patch.ranked)
     dense_last = problem.channels_last and problem.geometry.groups == 1
     many = one_tap or problem.source_channels > _FEW_CHANNELS

@@ -37,6 +37,7 @@ _GRADIENT = _Rates(15000.0, 0.45, 8.0, 177.0, 26.0, 17.5, 60.0, 5)
 _SHORT_PIECES = 1.5
 _TRANSPOSE_BYTES = 9.9  # a cycle, that a warp turns
 _PING_PONG = 0.15  # of stores that consumers out of step hide
+_COPIED = 900.0  # cycles that a warp waits for the weights that it copies at a time
 _STREAMED = 0.15  # what turning weights for every tile costs more than counted
 _DEEP = 9  # blocks of 64 cells on their way to a multiprocessor that hide latencies
 # Of many rounds: each source stage less costs as much as one of _DEEP.
@@ -71,6 +72,9 @@ def call_cycles(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> flo
         if not t.keep_weights:
             transposers = min(transposers, plan.weight_part_bytes // (32 * plan.weight_box_row))
         transposed = weights / (_TRANSPOSE_BYTES * transposers)
+    elif not plan.map_weights:
+        waits = 2 * chunks * t.columns // 8 * (sharing if t.keep_weights else rounds)
+        transposed = waits * _COPIED / (4 * t.fillers - t.consumers)
     # Other blocks of columns find most of the source in L2.
     source = p.source_channels * (1.0 if p.forward else math.prod(g.stride))
     source *= 1 + 0.1 * (plan.column_tiles - 1)
