@@ -347,7 +347,7 @@ BRANCHES = {
         ),
     ),
     "packed weights: out channels that do not follow one another": Branch(
-        (every_second("k4 s2, small volume", phases_with(phased=2, stores_per_warp=True)),),
+        (every_second("k4 s2, small volume", phases_with(phased=2)),),
         (Mutation("phases/pack.cu", r"p\.stride_out == taps && ", ""),),
     ),
     "channels_last: the bias of a group that is no whole tile": Branch(

@@ -392,7 +392,7 @@ def untapped() -> list[Case]:
     sent = {"phased": 1, "store_warps": 2, "consumers": 3, "tap_boxes": True}
     picks: list[tuple[str, Arithmetic, bool, Pick]] = [
         (dilated, Arithmetic.TF32, False, phases_with(phased=2)),
-        (dilated, Arithmetic.BF16, False, phases_with(phased=1, stores_per_warp=True)),
+        (dilated, Arithmetic.BF16, False, phases_with(phased=1)),
         (dilated, Arithmetic.TF32, False, phases_with(**sent)),
         (columns, Arithmetic.BF16, True, ndhwc_with(phased=2, split=2, fills=True)),
         (columns, Arithmetic.TF32, True, ndhwc_with(phased=1, fills=True)),

@@ -189,7 +189,7 @@ def assert_red(mutation: Mutation) -> str:
     if mutation.file == "phases/kernel.cu":
         odd = Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False)
         attempts.append((odd, phases_with(phased=0, store_warps=2, round_columns=8)))
-        attempts.append((odd, phases_with(phased=0, stores_per_warp=True)))
+        attempts.append((odd, phases_with(phased=0)))
     if mutation.file == "wgrad_ndhwc/kernel.cu":
         attempts += [(cases[0], clustered(3)), (cases[0], clustered(1))]
     if mutation.file == "ndhwc/kernel.cu":

@@ -54,40 +54,32 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k4 s2, small volume", "forward", Arithmetic.TF32),
-        {"phased": 2, "stores_per_warp": True},
+        {"phased": 2},
     ),
     (
         Case("k3 s1, rows of 8", "forward", Arithmetic.TF32),
-        {"phased": 1, "stores_per_warp": True},
-    ),
-    (Case("k3 s1, rows of 8", "forward", Arithmetic.BF16), {"phased": 0, "stores_per_warp": True}),
-    (
-        Case("k3 s1, rows of 8", "forward", Arithmetic.TF32, batch=1),
-        {"phased": 1, "stores_per_warp": True, "consumers": 1},
-    ),
-    (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32), {"phased": 2}),
-    (
-        Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32),
-        {"phased": 1, "stores_per_warp": True},
-    ),
-    (
-        Case("k325 s213", "forward", Arithmetic.TF32),
-        {"phased": 2, "resident_weights": False, "stores_per_warp": True},
-    ),
-    (Case("k325 s213", "forward", Arithmetic.TF32, False, True), {"phased": 0}),
-    (
-        Case("k4 s2, rows of 16", "forward", Arithmetic.BF16),
-        {"phased": 1, "stores_per_warp": True, "lane_pairs": True, "resident_weights": False},
-    ),
-    (
-        Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
         {"phased": 1},
     ),
+    (Case("k3 s1, rows of 8", "forward", Arithmetic.BF16), {"phased": 0}),
+    (
+        Case("k3 s1, rows of 8", "forward", Arithmetic.TF32, batch=1),
+        {"phased": 1, "consumers": 1},
+    ),
+    (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.TF32), {"phased": 1}),
+    (
+        Case("k325 s213", "forward", Arithmetic.TF32),
+        {"phased": 2, "resident_weights": False},
+    ),
+    (Case("k325 s213", "forward", Arithmetic.TF32), {"phased": 0}),
+    (
+        Case("k4 s2, rows of 16", "forward", Arithmetic.BF16),
+        {"phased": 1, "resident_weights": False},
+    ),
     (
         Case("k3 s2 in groups, rows of 79", "forward", Arithmetic.BF16),
-        {"phased": 0, "stores_per_warp": True},
+        {"phased": 0},
     ),
-    (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.F16, False, True), {"phased": 2}),
+    (Case("k3 s2 d2, rows of 17", "forward", Arithmetic.F16), {"phased": 2}),
     (
         Case("k3 s2, rows of 71", "forward", Arithmetic.TF32, bias=False),
         {"phased": 0, "resident_weights": True, "store_warps": 2},
@@ -106,16 +98,16 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k325 s213", "forward", Arithmetic.TF32),
-        {"phased": 1, "resident_weights": False, "stores_per_warp": True, "with_ping_pong": True},
+        {"phased": 1, "resident_weights": False, "with_ping_pong": True},
     ),
     # IEEE-grade: chains of one, two and three taps of W.
     (
         Case("k3 s2 in groups of 24, rows of 79", "forward", Arithmetic.IEEE),
-        {"phased": 0, "stores_per_warp": True, "resident_weights": True},
+        {"phased": 0, "resident_weights": True},
     ),
     (
         Case("k3 s2, wide, rows of 71", "forward", Arithmetic.IEEE),
-        {"phased": 1, "stores_per_warp": True, "resident_weights": False},
+        {"phased": 1, "resident_weights": False},
     ),
     (
         Case("k3 s2, 24 columns, rows of 71", "forward", Arithmetic.IEEE, bias=False),
@@ -123,12 +115,12 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     ),
     (
         Case("k4 s2, wide, rows of 32", "forward", Arithmetic.IEEE),
-        {"phased": 2, "stores_per_warp": True},
+        {"phased": 2},
     ),
     # Registers for a row of shifts and one chain; for all rows and one.
     (
         Case("k3 s2, wide, rows of 71", "forward", Arithmetic.IEEE),
-        {"phased": 1, "blocks": 2, "stores_per_warp": True, "way": (1, 1)},
+        {"phased": 1, "blocks": 2, "way": (1, 1)},
     ),
     (
         Case("k325 s213, wide", "forward", Arithmetic.IEEE),
@@ -137,21 +129,24 @@ PHASES: list[tuple[Case, dict[str, Any]]] = [
     # Weights whose taps are whole vectors: contiguous ones, those in channels_last.
     (
         Case("k4 s2, wide, rows of 32", "forward", Arithmetic.IEEE),
-        {"phased": 1, "stores_per_warp": True, "way": (3, 2)},
+        {"phased": 1, "way": (3, 2)},
     ),
-    (Case("k4 s2, wide, rows of 32", "forward", Arithmetic.IEEE, False, True), {"phased": 1}),
+    (
+        Case("k4 s2, wide, rows of 32", "forward", Arithmetic.IEEE, weight_last=True),
+        {"phased": 1},
+    ),
     (
         Case("k3 s2 d2, wide, rows of 17", "forward", Arithmetic.IEEE),
         # Two of three rows.
         {"phased": 1, "store_warps": 2, "consumers": 2, "tap_boxes": True, "way": (2, 2)},
     ),
     (
-        Case("k325 s213, wide", "forward", Arithmetic.IEEE, False, True),
+        Case("k325 s213, wide", "forward", Arithmetic.IEEE),
         {"phased": 2, "resident_weights": True},
     ),
     (
         Case("k325 s213, wide", "forward", Arithmetic.IEEE),
-        {"phased": 2, "resident_weights": False, "stores_per_warp": True, "with_ping_pong": True},
+        {"phased": 2, "resident_weights": False, "with_ping_pong": True},
     ),
 ]
 
@@ -166,12 +161,7 @@ def phases_with(
     ``way``: rows of shifts that are split at once, and chains.
     """
 
-    choices = {
-        **{"stores_per_warp": False, "lane_pairs": False, "tap_boxes": False},
-        **wanted,
-    }
-    if "store_warps" not in wanted:
-        choices["store_warps"] = 0
+    choices = {"tap_boxes": False, "store_warps": 0, **wanted}
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         target = problem.geometry.output_size(size)
@@ -199,18 +189,15 @@ def test_units_in_registers(case: Case, wanted: dict[str, Any]) -> None:
     assert [spec.file for spec in gpu.launches] == ["phases/pack.cu", "phases/kernel.cu"]
 
 
-@pytest.mark.sample
-@pytest.mark.parametrize("lane_pairs", [True, False])
-def test_warpgroup_without_units(lane_pairs: bool) -> None:
+def test_warpgroup_without_units() -> None:
     """A tile of one line is the first warpgroup's alone."""
     case = Case("k4 s2, one row of 16", "forward", Arithmetic.BF16, bias=False, batch=1)
-    wanted = {"phased": 1, "stores_per_warp": True, "lane_pairs": lane_pairs, "consumers": 2}
-    check(case, phases_with(**wanted))
+    check(case, phases_with(phased=1, consumers=2))
 
 
 def test_long_sums_of_split_operands() -> None:
     case = Case("k4 s2, 4096 products", "forward", Arithmetic.IEEE, bias=False)
-    gpu = check(case, phases_with(phased=2, stores_per_warp=True), most=3.2e-7)
+    gpu = check(case, phases_with(phased=2), most=3.2e-7)
     assert gpu.launches[1].file == "phases/kernel.cu"
 
 
@@ -233,7 +220,7 @@ def test_split_weights_in_vectors(phased: int) -> None:
             assert pattern in text
             return text.replace(pattern, replacement)
 
-        pick = phases_with(phased=phased, stores_per_warp=True)
+        pick = phases_with(phased=phased)
         with EmulatedGpu([x, weight], pick, case.arithmetic, edit) as gpu:
             found = backend.forward(x, weight, None, geometry, False)
         assert gpu.launches[0].file == "phases/pack.cu"

@@ -26,6 +26,7 @@ LAYERS["gradient, k325 s213"] = (
     layer((9, 12), (3, 2, 5), (2, 1, 3), (1, 0, 1), (1, 0, 0), (1, 2, 1)),
     (3, 4, 8),
 )
+LAYERS["gradient, k335 s223"] = (layer((12, 16), (3, 3, 5), (2, 2, 3), 1), (2, 3, 16))
 LAYERS["gradient, k2 s3 in groups"] = (
     layer((16, 32), (3, 3, 4), (3, 2, 2), 1, (0, 0, 0), groups=2),
     (3, 5, 8),
@@ -52,8 +53,17 @@ GRADIENTS: list[tuple[Case, dict[str, Any]]] = [
     (Case("gradient, k3 s2 d2", "grad_input", Arithmetic.TF32), {"whole_boxes": True}),
     (Case("gradient, k325 s213", "grad_input", Arithmetic.TF32), {"resident_weights": False}),
     (
-        Case("gradient, k2 s3 in groups", "grad_input", Arithmetic.F16, False, True),
+        Case("gradient, k2 s3 in groups", "grad_input", Arithmetic.F16),
         {"whole_boxes": False},
+    ),
+    # Warps that stage their own outputs, four of a lane.
+    (
+        Case("gradient, k335 s223", "grad_input", Arithmetic.BF16),
+        {"lane_stores": False, "sweep": False},
+    ),
+    (
+        Case("gradient, k335 s223", "grad_input", Arithmetic.F16),
+        {"lane_stores": False, "sweep": True},
     ),
     (Case("gradient, k3 s2, odd lines", "grad_input", Arithmetic.TF32), {"blocks": 2}),
     (Case("gradient, k3 s2, odd lines", "grad_input", Arithmetic.BF16), {"consumers": 3}),
@@ -62,8 +72,8 @@ GRADIENTS: list[tuple[Case, dict[str, Any]]] = [
         {"resident_weights": True},
     ),
     (
-        Case("gradient, k435 s2 d112, odd lines", "grad_input", Arithmetic.F16, False, True),
-        {"resident_weights": False},
+        Case("gradient, k435 s2 d112, odd lines", "grad_input", Arithmetic.F16),
+        {"resident_weights": False, "lane_stores": False},
     ),
     # Marches: a window of three units, of two without and with weights that stay.
     (Case("gradient, k3 s2 d2", "grad_input", Arithmetic.TF32), {"sweep": True}),

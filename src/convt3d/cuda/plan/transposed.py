@@ -55,7 +55,6 @@ class TransposedTile(AnyPhasesTile):
     vector: int = _VECTOR  # positions that a lane turns at a time; rows are multiples of them
     outputs: int = 0  # that a lane stores at a time; 0: as many as it can
 
-    stores_per_warp = True
     transposed = True
 
     @property

@@ -15,7 +15,6 @@ namespace convt3d {
 
 struct PhasesConfig : Convolution {
   using Math = CONVT3D_MATH;
-  static constexpr bool target_channels_last = CONVT3D_TARGET_CHANNELS_LAST;
 
   // Axes are D, H, W. Of a phased axis a work tile has one phase, whose taps are walked at run
   // time; of the others all slots are in registers and all taps unrolled. Axis 2 is never phased,
@@ -34,7 +33,7 @@ struct PhasesConfig : Convolution {
   /// Slices, lines and positions of a box from a unit to the next.
   static constexpr int slice_step = 1, line_step = 1, position_step = Axis2::unit_source;
 
-  /// From a sample (contiguous) or position (channels_last) of the target to the next.
+  /// From a sample of the target to the next, in volumes.
   static constexpr int64_t all_channels = tensor_channels(int64_t(groups) * target_channels);
 
   // Warpgroups that multiply, each with `blocks` blocks of 64 units; fragments of units in
@@ -50,8 +49,8 @@ struct PhasesConfig : Convolution {
   static constexpr int consumer_registers = CONVT3D_CONSUMER_REGISTERS;
   static constexpr int producer_registers = CONVT3D_PRODUCER_REGISTERS;
   static constexpr bool gives_registers = threads > 256;  // else all threads have as many as there are
-  /// A lane's rows g and g + 8 of a block are neighbours along W, so that it loads what both read
-  /// at once and stores both together; else every eighth unit.
+  /// A lane's rows g and g + 8 of a block are neighbours along W (gradient by input), so that it
+  /// loads what both read at once and stores both together; else every eighth unit.
   static constexpr bool lane_pairs = CONVT3D_LANE_PAIRS;
   static_assert(fragments >= 2, "the next fragment is loaded under the products of this one");
 
@@ -100,7 +99,7 @@ struct PhasesConfig : Convolution {
       SweptAxis<kernel0, stride0, padding0, dilation0>;
   static_assert(taps * blocks <= 512, "all products of a stage are written out");
 
-  static_assert(parts == 1 || (forward && !lane_pairs && !CONVT3D_TRANSPOSED && !CONVT3D_RUNS),
+  static_assert(parts == 1 || (forward && !CONVT3D_TRANSPOSED),
                 "units are split as they lie in a TMA box");
 
   /// All weights of a CTA stay in shared memory (its phase and columns never change then), else
@@ -116,8 +115,7 @@ struct PhasesConfig : Convolution {
   /// Neighbouring positions that a lane loads at once: rows of the source are multiples of them.
   static constexpr int transposed_vector = CONVT3D_TRANSPOSED_VECTOR;
   static constexpr int transposers = 4 * producers - 1;  // warps beside the one that brings weights
-  static_assert(!transposed || (!CONVT3D_BY_MAP && CONVT3D_STORES_PER_WARP && !lane_pairs &&
-                            source_channels % chunk_channels == 0),
+  static_assert(!transposed || (!CONVT3D_BY_MAP && source_channels % chunk_channels == 0),
                 "whole chunks from global memory");
   static constexpr int position_bytes = transposed ? 16 : int(sizeof(Storage));
   /// A box is given back by every lane that has read it, unless a tensor map overwrites it.
@@ -129,17 +127,15 @@ struct PhasesConfig : Convolution {
   static_assert(!resident_weights || weight_stages == chunks * most_walked, "room for all weights");
   static constexpr int slot_bytes = (sweep && !resident_weights ? Sweep::most : 1) * stage_bytes;
 
-  /// Columns that the epilogue stages at a time, in a buffer of a warpgroup, or of the tile where
-  /// store warps send.
+  /// Columns that the epilogue stages at a time, in a buffer of a warp, or of the tile where store
+  /// warps send.
   static constexpr int staged_columns = CONVT3D_STAGED_COLUMNS;
   static_assert(staged_columns % 8 == 0 && column_tile % staged_columns == 0, "whole rounds");
-  /// Every warp stages and stores its own outputs: words of a staged column, outputs of a lane
-  /// where rows are multiples of so many.
-  static constexpr bool stores_per_warp = CONVT3D_STORES_PER_WARP;
-  /// Warps beside the producer that bring a tile's staged outputs to the target, buffers in turn.
+  /// Warps beside the producer that bring a tile's staged outputs to the target, buffers in turn;
+  /// 0: every warp stages and stores its own.
   static constexpr int store_warps = CONVT3D_STORE_WARPS;
-  static_assert(!store_warps || (store_warps < 4 && !stores_per_warp && !target_channels_last),
-                "warps of the producer's warpgroup, contiguous targets");
+  static_assert(store_warps < 4, "warps of the producer's warpgroup");
+  /// Words of a column that a warp stages; outputs of a lane where rows are multiples of so many.
   static constexpr int staged_pitch = 16 * Axis2::slots + 4;
   /// Bytes of the epilogue's staging where each warp stores its own outputs.
   static constexpr int staging_bytes = 16 * consumers * staged_columns * staged_pitch;

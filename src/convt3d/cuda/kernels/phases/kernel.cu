@@ -44,7 +44,6 @@
 #include "device/wgmma.cuh"
 #include "phases/products.cuh"
 #include "phases/split.cuh"
-#include "phases/store.cuh"
 #include "phases/store_warps.cuh"
 #include "phases/transposed.cuh"
 #include "phases/warp_store.cuh"
@@ -57,8 +56,7 @@ namespace convt3d {
 using PhasesKernel = PhasesConfig;
 template <typename Config>
 using StoreOf = typename Select<
-    (Config::store_warps > 0), PhasesStagedStore<Config>,
-    typename Select<Config::stores_per_warp, PhasesWarpStore<Config>, PhasesStore<Config>>::Type>::Type;
+    (Config::store_warps > 0), PhasesStagedStore<Config>, PhasesWarpStore<Config>>::Type;
 
 template <typename Config>
 CONVT3D_DEVICE void produce(const PhasesArguments<typename Config::Storage>& a,
@@ -146,7 +144,6 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
   while (walk.next(a, work)) {
     PhasesSums<Config> sum;
     uint32_t fragment[Config::fragments][Config::blocks][4];
-    PhasesWords<Config> words;
 #pragma unroll
     for (int i = 0; i < int(sizeof(sum) / sizeof(float)); ++i) (&sum[0][0][0][0][0])[i] = 0.f;
     if (Config::resident_weights && first) stages.wait_full();
@@ -179,7 +176,7 @@ CONVT3D_DEVICE void consume(const PhasesArguments<typename Config::Storage>& a, 
           if constexpr (Config::parts > 1) {
             multiply_split<Config, 0>(sum, source, columns);
           } else {
-            multiply<Config, 0>(sum, fragment, source, words, columns,
+            multiply<Config, 0>(sum, fragment, source, columns,
                                 [&]() { held.release(a_stages, stages); });
           }
           weights.leave(stages, held);
@@ -272,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::PhasesConfig::threads, 1)
                    int tiles0, int tiles1, int tiles2, int sample_pitch, int slice_pitch,
                    int line_pitch, int channel_pitch, int channel_dimension, int box_bytes,
                    int warpgroup_units, int staged_row, int staged_slice, int staged_sample,
-                   int staged_column, int whole_slices, int most_runs,
+                   int staged_column, int whole_slices, int runs,
                    int staging_offset, int rotation, int wide,
                    int source_slices, int source_lines, int segment,
                    int buffers CONVT3D_FUSION_PARAMETERS) {
@@ -295,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(convt3d::PhasesConfig::threads, 1)
       staged_sample,
       staged_column,
       whole_slices != 0,
-      most_runs,
+      runs,
       convt3d::uint32_t(staging_offset),
       rotation,
       wide != 0,

@@ -58,22 +58,6 @@ struct PhasesStep {
   }
 };
 
-/// The words of 16 bits that a lane's pair of units reads at any shift of W: aligned words of two
-/// positions, counted from the pair's own, of two channels and both quads.
-template <typename Config>
-struct PhasesWords {
-  using Axis2 = typename Config::Axis2;
-  using Used = UsedShifts<Axis2>;
-  static constexpr int lowest = floor_div(Axis2::min_shift + Used::at(0), 2);
-  static constexpr int highest =
-      floor_div(Axis2::min_shift + Used::at(Used::count - 1) + 1, 2);
-  static constexpr int count = Config::lane_pairs ? highest - lowest + 1 : 1;
-  static_assert(!Config::lane_pairs || (Config::Type::channels_per_word == 2 &&
-                                        Config::position_step == 1 && Config::stores_per_warp),
-                "pairs of 16-bit units");
-  uint32_t word[Config::blocks][2][2][count];
-};
-
 /// What a stage's fragments are loaded from. `rows`: byte addresses of this lane's units in the
 /// box, of the channels of both quads.
 template <typename Config>
@@ -81,55 +65,6 @@ struct PhasesSource {
   const PhasesArguments<typename Config::Storage>& arguments;
   const uint32_t (&rows)[Config::blocks][4];
   uint32_t box;
-
-  /// The words of all steps that share this one's shifts of D and H.
-  template <int Step>
-  CONVT3D_DEVICE void load_words(PhasesWords<Config>& words) const {
-    using Now = PhasesStep<Config, Step>;
-    using Words = PhasesWords<Config>;
-    constexpr int element = sizeof(typename Config::Storage);
-    const auto& a = arguments;
-    const uint32_t at = box + (Now::shift0 * a.slice_pitch + Now::shift1 * a.line_pitch +
-                               2 * Words::lowest - Config::Axis2::min_shift) *
-                                  element;
-#pragma unroll
-    for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-      for (int quad = 0; quad < 2; ++quad)
-#pragma unroll
-        for (int channel = 0; channel < 2; ++channel)
-#pragma unroll
-          for (int i = 0; i < Words::count; ++i)
-            words.word[block][quad][channel][i] = load_shared(
-                rows[block][2 * quad] + at + (channel * a.channel_pitch + 2 * i) * element);
-  }
-  /// A step's fragment out of them.
-  template <int Step>
-  CONVT3D_DEVICE static void take(uint32_t (&units)[Config::blocks][4],
-                                  const PhasesWords<Config>& words) {
-    constexpr int shift = Config::Axis2::min_shift + PhasesStep<Config, Step>::shift2;
-#pragma unroll
-    for (int block = 0; block < Config::blocks; ++block)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        constexpr int lowest = PhasesWords<Config>::lowest;
-        const int at = floor_div(shift + i % 2, 2) - lowest;
-        const auto& both = words.word[block][i / 2];
-        units[block][i] = permute_bytes(both[0][at], both[1][at],
-                                        floor_mod(shift + i % 2, 2) ? 0x7632 : 0x5410);
-      }
-  }
-
-  /// The fragments of all steps that share this one's words, each in registers of its own.
-  template <int Step, int I>
-  CONVT3D_DEVICE static void take_all(uint32_t (&fragment)[Config::fragments][Config::blocks][4],
-                                      const PhasesWords<Config>& words) {
-    if constexpr (I < PhasesStep<Config, Step>::count2) {
-      static_assert(I < Config::fragments, "a fragment for each shift of W");
-      take<Step + I>(fragment[I], words);
-      take_all<Step, I + 1>(fragment, words);
-    }
-  }
 
   template <int Step>
   CONVT3D_DEVICE void load(uint32_t (&units)[Config::blocks][4]) const {
@@ -169,37 +104,25 @@ struct PhasesSource {
 template <typename Config, int Step, typename Release>
 CONVT3D_DEVICE void multiply(PhasesSums<Config>& sum,
                              uint32_t (&fragment)[Config::fragments][Config::blocks][4],
-                             const PhasesSource<Config>& source, PhasesWords<Config>& words,
-                             uint64_t weights, const Release& release) {
+                             const PhasesSource<Config>& source, uint64_t weights,
+                             const Release& release) {
   using Now = PhasesStep<Config, Step>;
   if constexpr (Step < Now::steps) {
-    if constexpr (Config::lane_pairs) {
-      // Nothing is in flight while words and fragments are written: ptxas moves permutations past
-      // waits.
-      if constexpr (Step % Now::count2 == 0) {
-        wgmma_wait<0>();
-        if constexpr (Step == 0) release();
-        source.template load_words<Step>(words);
-        source.template take_all<Step, 0>(fragment, words);
-      }
-    } else {
-      if constexpr (Step == 0) {
-        wgmma_wait<Now::pending_first>();
-        if constexpr (Now::releases < 0) release();
-        source.template load<0>(fragment[0]);
-      }
-      constexpr int loads = Now::ping_pong ? Step + 1 : Step;
-      if constexpr (loads > 0 && loads < Now::steps) {
-        wgmma_wait<Now::pending>();
-        if constexpr (Step == Now::releases) release();
-        source.template load<loads>(fragment[loads % Config::fragments]);
-      }
+    if constexpr (Step == 0) {
+      wgmma_wait<Now::pending_first>();
+      if constexpr (Now::releases < 0) release();
+      source.template load<0>(fragment[0]);
+    }
+    constexpr int loads = Now::ping_pong ? Step + 1 : Step;
+    if constexpr (loads > 0 && loads < Now::steps) {
+      wgmma_wait<Now::pending>();
+      if constexpr (Step == Now::releases) release();
+      source.template load<loads>(fragment[loads % Config::fragments]);
     }
     wgmma_fence();
-    constexpr int own = Config::lane_pairs ? Step % Now::count2 : Step % Config::fragments;
-    Now::template products<0>(sum, fragment[own], weights);
+    Now::template products<0>(sum, fragment[Step % Config::fragments], weights);
     wgmma_commit();
-    multiply<Config, Step + 1>(sum, fragment, source, words, weights, release);
+    multiply<Config, Step + 1>(sum, fragment, source, weights, release);
   }
 }
 

@@ -1,5 +1,5 @@
-// The runs of outputs that a work tile of phases/kernel.cu has in one column: rows of W, or all
-// rows of a slice where a tile is as wide as the target.
+// The runs of outputs that a work tile of phases/kernel.cu has in one column, for store warps: rows
+// of W, or all rows of a slice where a tile is as wide as the target.
 #pragma once
 #include "phases/outputs.cuh"
 
@@ -23,37 +23,18 @@ struct PhasesRuns : PhasesOutputs<Config> {
     int64_t start;
     int staged, length, slots;
   };
-  CONVT3D_DEVICE int runs() const {
-    if (units.count == 0) return 0;
-    const int last = units.first + units.count - 1;
-    const int first_line = units.by_lines.quotient(units.first);
-    const int last_line = units.by_lines.quotient(last);
-    if (!arguments.whole_slices) return (last_line - first_line + 1) * slots1;
-    return units.by_slices.quotient(last_line) - units.by_slices.quotient(first_line) + 1;
-  }
   CONVT3D_DEVICE Run run(const WorkTile& work, int number) const {
     const auto& target = arguments.target;
-    const int end = units.first + units.count;
-    const int first_line = units.by_lines.quotient(units.first);
-    int begin, slot1 = 0, lines = 1, length;
-    if (arguments.whole_slices) {
-      const int slice = units.by_slices.quotient(first_line) + number;
-      const int line = max(first_line, slice * arguments.tile[2]);
-      lines = min(units.by_lines.quotient(end), (slice + 1) * arguments.tile[2]) - line;
-      begin = line * arguments.tile[3];
-    } else {
-      const int line = first_line + number / slots1;
-      slot1 = number % slots1;
-      begin = max(units.first, line * arguments.tile[3]);
-      length = (min(end, (line + 1) * arguments.tile[3]) - begin) * slots2;
-    }
-    const Outputs o = outputs(work, begin - units.first);
-    if (arguments.whole_slices)
-      length = min(lines * slots1, target.extent[1] - o.first[1]) * target.extent[2];
-    else
-      length = min(length, target.extent[2] - o.first[2]);
+    const bool slices = arguments.whole_slices;
+    const int line = slices ? number * arguments.tile[2] : number / slots1;
+    const int slot1 = slices ? 0 : number % slots1;
+    const int begin = line * arguments.tile[3];
+    const Outputs o = outputs(work, begin);
+    const int length =
+        slices ? min(arguments.tile[2] * slots1, target.extent[1] - o.first[1]) * target.extent[2]
+               : min(arguments.tile[3] * slots2, target.extent[2] - o.first[2]);
     return {element(work, o) + slot1 * target.stride1,
-            units.staged(begin - units.first) + slot1 * arguments.staged_row, length,
+            units.staged(begin) + slot1 * arguments.staged_row, length,
             slot1 < o.fits[1] ? o.fits[0] : 0};
   }
 };

@@ -62,7 +62,7 @@ struct PhasesStagedStore : PhasesOutputs<Config> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = Base::row_of(block, half);
-        places.at[block][half] = units.staged_in_tile(row) * bytes;
+        places.at[block][half] = units.staged(row) * bytes;
         places.fits[block][half] = Base::outputs(work, row).fits[2];
       }
     if constexpr (unrolled) {

@@ -29,7 +29,6 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
   using Base::arguments;
   using Base::bias_of;
   using Base::run;
-  using Base::runs;
   using Base::slots0;
   static constexpr int bytes = sizeof(Storage);
   static constexpr int vector = 16 / bytes;
@@ -56,7 +55,7 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
     OutputRing<Config> ring = output_ring<Config>(shared);
     PhasesProductWalk<Config> walk(arguments);
     WorkTile work;
-    const int count = runs();
+    const int count = arguments.runs;
     const int store_warps = min(Config::store_warps, arguments.buffers);
     int next_warp = 0;
     while (walk.next(arguments, work)) {
@@ -83,7 +82,7 @@ struct PhasesStoreWarp : PhasesRuns<Config> {
   CONVT3D_DEVICE void fill() const {
     PhasesWalk<Config> walk(arguments);
     WorkTile work;
-    const int count = runs();
+    const int count = arguments.runs;
     while (walk.next(arguments, work)) {
       const bool taps = work.taps_of_chunk() != 0;
 #pragma unroll 1

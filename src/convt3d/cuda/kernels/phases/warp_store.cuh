@@ -206,10 +206,7 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
 
   CONVT3D_DEVICE void stage(const WorkTile& work, const Values& values, int first) const {
     const int lane = thread % 32;
-    // A lane's two units: neighbours, or eight apart.
-    constexpr int apart = Config::lane_pairs ? 1 : 8;
-    const int unit = lane / 4 * (Config::lane_pairs ? 2 : 1);
-    const uint32_t own = staging + (2 * (lane % 4) * pitch + unit * slots2) * 4;
+    const uint32_t own = staging + (2 * (lane % 4) * pitch + lane / 4 * slots2) * 4;
 #pragma unroll
     for (int eight = 0; eight < staged_columns / 8; ++eight)
 #pragma unroll
@@ -226,21 +223,17 @@ struct PhasesWarpStore : PhasesOutputs<Config> {
             word[half][slot2] = bits_of(value);
           }
         const uint32_t column = own + (8 * eight + i) * pitch * 4;
-        if constexpr (Config::lane_pairs && slots2 == 2) {
-          store_shared(column, word[0][0], word[0][1], word[1][0], word[1][1]);
-        } else {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const uint32_t to = column + apart * half * slots2 * 4;
-            if constexpr (slots2 == 2) {
-              store_shared(to, word[half][0], word[half][1]);
-            } else if constexpr (slots2 == 4) {
-              store_shared(to, word[half][0], word[half][1], word[half][2], word[half][3]);
-            } else {
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t to = column + 8 * half * slots2 * 4;
+          if constexpr (slots2 == 2) {
+            store_shared(to, word[half][0], word[half][1]);
+          } else if constexpr (slots2 == 4) {
+            store_shared(to, word[half][0], word[half][1], word[half][2], word[half][3]);
+          } else {
 #pragma unroll
-              for (int slot2 = 0; slot2 < slots2; ++slot2)
-                store_shared(to + 4 * slot2, word[half][slot2]);
-            }
+            for (int slot2 = 0; slot2 < slots2; ++slot2)
+              store_shared(to + 4 * slot2, word[half][slot2]);
           }
         }
       }

@@ -21,7 +21,7 @@ struct PhasesArguments {
   // the target modulo 16 bytes; whether the rows of a slice are one run.
   int staged_row, staged_slice, staged_sample, staged_column;
   bool whole_slices;
-  int most_runs;  // of a warpgroup
+  int runs;  // of a staged column
   uint32_t staging_offset;
   int rotation;  // pairs of N tile and phase by which a CTA moves on between rounds
   bool wide;  // rows and tiles are multiples of `wide_outputs`
@@ -202,13 +202,9 @@ struct PhasesUnits : TileUnits<PhasesArguments<typename Config::Storage>> {
       rows[block][0] = (position((*this)(row)) + lane / 16 * arguments.channel_pitch) * 16;
     }
   }
-  /// Where a row's first output is staged, counted from the warpgroup's first output.
-  CONVT3D_DEVICE int staged(int row) const { return staged((*this)(row)) - staged((*this)(0)); }
-  /// The same, counted from the tile's first output.
-  CONVT3D_DEVICE int staged_in_tile(int row) const { return staged((*this)(row)); }
-
- private:
-  CONVT3D_DEVICE int staged(const Unit& unit) const {
+  /// Where a row's first output is staged, counted from the tile's first output.
+  CONVT3D_DEVICE int staged(int row) const {
+    const Unit unit = (*this)(row);
     return unit.sample * arguments.staged_sample + unit.at[0] * arguments.staged_slice +
            unit.at[1] * Config::Inner1::slots * arguments.staged_row +
            unit.at[2] * Config::Axis2::slots;

@@ -1,7 +1,7 @@
 // What the gradient by input of strided layers on warpgroup products has at compile time beside
 // phases/config.cuh. The macros are set by plan/strided_dgrad/.
 #pragma once
-#include "phases/store.cuh"
+#include "phases/warp_store.cuh"
 
 namespace convt3d {
 
@@ -21,9 +21,8 @@ struct StridedDgradConfig : PhasesConfig {
   static_assert(!aligned_runs || (lane_pairs && !runs && !whole_boxes), "pairs, a slice a box");
   /// Or whole volumes, see strided_dgrad/volumes.cuh.
   static constexpr bool volumes = CONVT3D_VOLUMES;
-  /// Lanes store their sums without staging.
+  /// Lanes store their sums without staging, else warps store their own.
   static constexpr bool lane_stores = CONVT3D_LANE_STORES;
-  static_assert(!lane_stores || !target_channels_last, "units are neighbours");
   static constexpr int met0 =
       volumes ? 1 : met_step(Axis0::kernel, stride0, dilation0);
   static constexpr int met1 =

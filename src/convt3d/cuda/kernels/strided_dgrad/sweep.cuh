@@ -30,7 +30,7 @@ using DgradReader =
     typename Select<Config::runs, RunReader<Config>, BoxReader<Config>>::Type;
 template <typename Config>
 using DgradStore = typename Select<Config::lane_stores, PhasesLaneStore<Config>,
-                                      PhasesStore<Config>>::Type;
+                                      PhasesWarpStore<Config>>::Type;
 
 template <typename Config>
 CONVT3D_DEVICE const unsigned char* weights_of(const PhasesArguments<typename Config::Storage>& a,

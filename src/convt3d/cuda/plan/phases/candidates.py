@@ -26,8 +26,8 @@ _SMALL = 16  # extents: larger volumes of stride 1 are swept
 _FEW_ROWS = 64  # units of a volume for each multiprocessor
 # Weight stages and source boxes, deepest first.
 _PIPELINES = ((4, 3), (3, 3), (2, 3), (4, 2), (3, 2), (2, 2))
-# First, where each warp stores its own outputs: weights that stay leave room for more boxes.
-_WARP_PIPELINE = {True: (4, 4), False: (5, 3)}
+# Before these: weights that stay leave room for more boxes.
+_DEEPEST = {True: (4, 4), False: (5, 3)}
 # Before these, of IEEE-grade products: their weights take longer to come.
 _SPLIT_PIPELINES = ((7, 3), (6, 3), (5, 3))
 # With store warps: stages of weights (none: they stay), boxes, columns that are staged at a time.
@@ -60,8 +60,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return ONLY_HOPPER
     if not problem.forward:
         return "gradients are gathers of another kind"
-    if problem.source_channels_last:
-        return "its source boxes are contiguous"
+    if problem.source_channels_last or problem.target_channels_last:
+        return "its boxes and outputs are contiguous"
     if g.kernel_size == g.stride:
         return "kernel == stride has one tap for each output, which the patch kernels compute"
     if g.groups > 1 and problem.source_channels % (32 // problem.element_bytes):
@@ -110,16 +110,10 @@ def candidates(
     ``far``: how many times the least cost the others may have, before pipelines are looked at.
     """
     columns = column_tiles(problem.target_channels, (1, 2, 3, 4, 8), 32)
-    # What stores: each warp, warps of their own, and whether lanes have pairs.
-    ways = [(False, 0, False)]
-    if not problem.target_channels_last:
-        ways += [(True, 0, False), (False, 2, False)]
-        if problem.element_bytes == 2:
-            ways.append((True, 0, True))
     small = _few_units(problem, batch, target, gpu)  # then any number of rows may fit best
     found: list[tuple[float, WgmmaPhasesPlan]] = []
-    for phased, column_tile, consumers, (stores_per_warp, store_warps, pairs) in itertools.product(
-        (0, 1, 2), columns, (1, 2, 3) if small else (2, 3), ways
+    for phased, column_tile, consumers, store_warps in itertools.product(
+        (0, 1, 2), columns, (1, 2, 3) if small else (2, 3), (0, 2)
     ):
         if consumers == 1 and store_warps:
             continue  # not timed
@@ -127,10 +121,8 @@ def candidates(
         for blocks in (1, 2, 3, 4):
             tile = PhasesTile(
                 *(phased, blocks, column_tile, consumers, 2, 2, 2, False),
-                stores_per_warp=stores_per_warp,
                 store_warps=store_warps,
                 round_columns=8 if store_warps else 0,
-                lane_pairs=pairs,
             )
             plan = WgmmaPhasesPlan(problem, tile, gpu)
             fit = with_fragments(plan, _rings(plan, small))
@@ -152,8 +144,6 @@ def candidates(
 def _rings(plan: WgmmaPhasesPlan, small: bool) -> list[int]:
     """Fragments in flight: without a break in their ring from stage to stage, if possible."""
     t, shifts = plan.tile, len(plan.axes[2].live_shifts)
-    if t.lane_pairs:  # a fragment for each shift of W; few of them hide no loads
-        return [shifts] if shifts > 2 else []
     if plan.split:  # a row of shifts at a time
         return [max(shifts, 2)]
     rings = [n for n in (3, 4, 2) if plan.steps % n == 0] or [3, 2]
@@ -191,9 +181,7 @@ def _deepest(
     if plan.tile.store_warps:
         yield from _with_store_warps(plan, resident, batch, target)
         return
-    pipelines: Pipelines = _PIPELINES
-    if plan.tile.stores_per_warp:
-        pipelines = (_WARP_PIPELINE[resident], *_PIPELINES)
+    pipelines: Pipelines = (_DEEPEST[resident], *_PIPELINES)
     if plan.split and not resident:
         pipelines = (*_SPLIT_PIPELINES, *pipelines)
     kept = plan.chunks * plan.most_walked if resident else 0
@@ -241,7 +229,7 @@ def with_ping_pong(
 ) -> Iterator[tuple[float, WgmmaPhasesPlan]]:
     """The same plans with more boxes and weights, so that one warpgroup can be ahead."""
     for plan in plans:
-        if not plan.tile.stores_per_warp or plan.tile.consumers == 1:
+        if plan.tile.store_warps or plan.tile.consumers == 1:
             continue
         shape, cost = plan.shape(batch, target), plan.cost(batch, target)
         resident = plan.tile.resident_weights
@@ -287,11 +275,9 @@ def _trial(plan: WgmmaPhasesPlan, batch: int, target: Sequence[int]) -> float:
 
 
 def _first(found: list[tuple[float, WgmmaPhasesPlan]]) -> list[tuple[float, WgmmaPhasesPlan]]:
-    """The cheapest plans of each kind: lanes with pairs, warps that send, and all others."""
-    pairs = [item for item in found if item[1].tile.lane_pairs]
-    found = [item for item in found if not item[1].tile.lane_pairs]
+    """The cheapest plans, and of store warps some more."""
     rest = [item for item in found[MAX_PLANS // 2 :] if item[1].tile.store_warps]
-    return found[: MAX_PLANS // 2] + rest[: MAX_PLANS // 4] + pairs[: MAX_PLANS // 2]
+    return found[: MAX_PLANS // 2] + rest[: MAX_PLANS // 4]
 
 
 def ranked(
@@ -313,6 +299,5 @@ def ranked(
         if plan.fits(batch, source, target)
     )
     found = _first(found)
-    in_step = [plan for _, plan in found if not plan.tile.lane_pairs][:_IN_STEP]
-    found += with_ping_pong(in_step, batch, target)
+    found += with_ping_pong([plan for _, plan in found[:_IN_STEP]], batch, target)
     return by_cost(found)

@@ -39,14 +39,11 @@ _BOX_ROW = 5.5  # of TMA, whatever the row's length
 # The same of IEEE-grade products: a load, a set of products (and where it is added at once).
 _SPLIT_STAGE, _SPLIT_LOAD, _SPLIT_SET = 307.0, 8.2, 65.0
 _SPLIT_PRODUCT, _SPLIT_WORK_TILE, _SPLIT_WEIGHT_WAIT, _SPLIT_BOX_WAIT = 0.91, 1030.0, 125.0, 270.0
-_SPLIT_LEAVING = {True: 2.05, False: 0.89}  # whether each warp stores its own
+_SPLIT_LEAVING = 2.05  # where each warp stores its own
 _SPLIT_THREE = {False: 1.2, True: 1.55}  # warpgroups share four schedulers
 _SPLIT_BOX_ROW = 8.1
-# What leaves: an output of a thread by staging; a run by stores, four at a time, and 512 bytes of
-# it.
-_OUTPUT, _RUN, _VECTORS = 31.5, 270.0, 200.0
-# An output of a thread where each warp stores its own, by 16 bytes or alone; one without taps; a
-# row of a tile, slot and column that ends within sectors, by all warpgroups.
+# What leaves: an output of a thread where each warp stores its own, by 16 bytes or alone; one
+# without taps; a row of a tile, slot and column that ends within sectors, by all warpgroups.
 _WARP_OUTPUT, _CONSTANT_OUTPUT = {True: 10.0, False: 12.0}, {True: 2.5, False: 6.0}
 _PIECE = 6.0
 _LONE_STORE = 10.0  # of a multiprocessor for 32 outputs of a line that leave alone
@@ -95,8 +92,6 @@ def _work_tile(
     p, t = plan.problem, plan.tile
     stages = plan.chunks * walked
     loads = stages * plan.steps * t.blocks * 4 * (4 // p.element_bytes)
-    if plan.tile.lane_pairs:
-        loads *= plan.pair_words / (2 * len(plan.axes[2].live_shifts))
     products = stages * plan.taps * t.blocks * t.consumers
     item = (
         stages * _STAGE
@@ -136,7 +131,7 @@ def _split_work_tile(
     block = loads + plan.split_sets * _SPLIT_SET + products
     item = stages * (_SPLIT_STAGE + t.blocks * block) + _SPLIT_WORK_TILE
     if not t.store_warps:
-        item += _leaving(plan, shape, target) * _SPLIT_LEAVING[t.stores_per_warp]
+        item += _leaving(plan, shape, target) * _SPLIT_LEAVING
     if not t.resident_weights:
         item += stages / (t.weight_stages - 1) ** 1.5 * _SPLIT_WEIGHT_WAIT
     boxes = _boxes(plan, walked)
@@ -205,10 +200,6 @@ def _leaving(plan: PhasesLayout, shape: PhasesShape, target: Sequence[int]) -> f
     outputs = t.blocks * t.column_tile * plan.slots / 2  # of a thread
     if t.store_warps:
         return outputs * _SENT_OUTPUT
-    if not t.stores_per_warp:
-        # Phases without taps store the bias, which needs no staging.
-        staged = math.prod(axis.live_phases / axis.phases for axis in plan.apart)
-        return outputs * staged * _OUTPUT + _sending(plan, shape, target)
     wide = plan.wide(shape, target)
     # Of a work tile's slots of D and H, of all work tiles.
     live = math.prod(axis.live_phases / axis.stride for axis in plan.axes[:2])
@@ -220,14 +211,6 @@ def _leaving(plan: PhasesLayout, shape: PhasesShape, target: Sequence[int]) -> f
         lines = math.prod(shape.units[:3]) * plan.slots // slots
         cycles += lines * t.column_tile * _PIECE
     return cycles
-
-
-def _sending(plan: PhasesLayout, shape: PhasesShape, target: Sequence[int]) -> float:
-    """Cycles of a warp to store its staged outputs of a work tile: eight lanes to a run."""
-    d, h, w = (axis.slots for axis in plan.axes)
-    runs = plan.staging(shape, target).runs
-    run = plan.warpgroup_units(shape) * h * w * plan.problem.element_bytes / runs
-    return d * plan.tile.column_tile * runs / 16 * (_RUN + math.ceil(run / 512) * _VECTORS)
 
 
 def _with_sent(plan: PhasesLayout, item: float, shape: PhasesShape, target: Sequence[int]) -> float:

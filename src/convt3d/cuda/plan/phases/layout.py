@@ -56,15 +56,10 @@ class PhasesLayout(PhasesProducts):
 
     def shared_bytes(self, shape: PhasesShape, target: Sequence[int]) -> int:
         bytes_ = self.staging_offset(shape)
-        if self.tile.stores_per_warp:
-            pitch = 16 * self.axes[2].slots + 4
-            bytes_ += 4 * self.tile.consumers * self.staged_columns * pitch * 4
-        elif self.tile.store_warps:
-            bytes_ += self.buffers(shape, target) * self._buffer_bytes(shape, target)
-        elif not self.problem.target_channels_last:
-            buffers = 2 * self._buffer_bytes(shape, target)
-            bytes_ += self.tile.consumers * (buffers + 32 * self.staging(shape, target).runs)
-        return bytes_
+        if self.tile.store_warps:
+            return bytes_ + self.buffers(shape, target) * self._buffer_bytes(shape, target)
+        pitch = 16 * self.axes[2].slots + 4
+        return bytes_ + 4 * self.tile.consumers * self.staged_columns * pitch * 4
 
     # ------------------------------------------------------------ outputs on their way
 
@@ -105,23 +100,18 @@ class PhasesLayout(PhasesProducts):
         return all(n % self.wide_outputs == 0 for n in (target[2], *own))
 
     def staging(self, shape: PhasesShape, target: Sequence[int]) -> Staging:
-        """How outputs lie in shared memory before they are stored."""
-        parts, slots, strides, whole, channels, vector = self._staged
-        own = math.prod(shape.units) if self.tile.store_warps else self.warpgroup_units(shape)
-        slices = whole and shape.tiles[3] == 1 and own % shape.units[3] == 0
-        size = (target[0], target[1], target[2])
-        return staging_of(shape.units, slices, own, parts, slots, strides, size, channels, vector)
-
-    @once
-    def _staged(self) -> tuple[int, tuple[int, int], tuple[int, int], bool, int, int]:
-        """What all tiles have in common: see staging_of, and whether units have whole slices."""
+        """How outputs lie in shared memory before store warps send them."""
+        if not self.tile.store_warps:
+            return Staging()
         _, h, w = self.axes
         stride0, stride1, _ = self.unit_target
-        return (
-            1 if self.tile.store_warps else self.tile.consumers,
+        slices = h.slots == stride1 and shape.tiles[3] == 1
+        return staging_of(
+            shape.units,
+            slices,
             (h.slots, w.slots),
             (stride0, 1 if h.block else stride1),
-            h.slots == stride1,
+            (target[0], target[1], target[2]),
             self.problem.geometry.out_channels,
             self.vector,
         )
@@ -166,8 +156,7 @@ class PhasesLayout(PhasesProducts):
         samples, t0, t1, t2 = units
         span0, span1, span2 = self.phase_spans
         lead = box_lead(t2, tiles[3], self.axes[2].reach[0], self.vector)
-        # A pair's last word may go on beyond its last position.
-        width = round_up(lead + t2 + span2 + self.tile.lane_pairs, self.vector)
+        width = round_up(lead + t2 + span2, self.vector)
         return (samples, t0 + span0, t1 + span1, width)
 
     # ------------------------------------------------------------ boxes
@@ -199,8 +188,7 @@ class PhasesLayout(PhasesProducts):
     def _conflicts(self, shape: PhasesShape) -> float:
         """Cycles of shared memory for a load of a warp."""
         sample, slice_, line, channel = self.pitches(shape)
-        cycles = banks.pair_cycles if self.tile.lane_pairs else banks.load_cycles
-        return cycles(
+        return banks.load_cycles(
             64 * self.tile.blocks,
             self.warpgroup_units(shape),
             shape.units,

@@ -49,7 +49,6 @@ class PhasesLaunches(PhasesLayout):
             "sweep": t.sweep,
             "by_map": t.by_map,
             "bias": p.bias,
-            "target_channels_last": p.target_channels_last,
             "groups": p.geometry.groups,
             "source_channels": p.source_channels,
             "target_channels": p.target_channels,
@@ -61,7 +60,6 @@ class PhasesLaunches(PhasesLayout):
             "source_stages": t.source_stages,
             "weight_stages": t.weight_stages,
             "resident_weights": t.resident_weights,
-            "stores_per_warp": t.stores_per_warp,
             "store_warps": t.store_warps,
             "producer_registers": self.producer_registers,
             "tap_boxes": t.tap_boxes,
@@ -148,7 +146,6 @@ class PhasesLaunches(PhasesLayout):
     def describe(self) -> dict[str, str]:
         t = self.tile
         copies = ", each warp stores its own" if t.stores_per_warp else ""
-        copies += ", lanes have pairs" if t.lane_pairs else ""
         copies += (
             f", the first warpgroup {t.ping_pong} chunks ahead (ping-pong)" if t.ping_pong else ""
         )

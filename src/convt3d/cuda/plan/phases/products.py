@@ -99,12 +99,6 @@ class PhasesProducts(UnitTileKernel[PhasesShape]):
     def packed_bytes(self) -> int:
         return self.n_tiles * self.chunks * self.walked * self.stage_bytes
 
-    @once
-    def pair_words(self) -> int:
-        """Words of two positions that a lane's pair reads, for all shifts of W."""
-        shifts = self.axes[2].live_shifts
-        return (max(shifts) + 1) // 2 - min(shifts) // 2 + 1
-
     # ------------------------------------------------------------ IEEE-grade sums
 
     @once
@@ -192,7 +186,4 @@ class PhasesProducts(UnitTileKernel[PhasesShape]):
             chains = min(chains, math.prod(axis.live_slots for axis in self.unrolled))
             spare = _SPLIT_SPARE_REGISTERS[t.consumers]
             return self.accumulators + 4 * t.blocks + spare + units + chains * t.column_tile // 2
-        needed = self.accumulators + 4 * t.blocks * (t.fragments + 1) + _SPARE_REGISTERS
-        if self.tile.lane_pairs:
-            needed += t.blocks * (4 * self.pair_words - 2)
-        return needed
+        return self.accumulators + 4 * t.blocks * (t.fragments + 1) + _SPARE_REGISTERS

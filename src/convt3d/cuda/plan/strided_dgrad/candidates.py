@@ -32,8 +32,8 @@ def refusal(problem: Problem, gpu: Gpu) -> str | None:
         return "it is the gradient by input"
     if problem.arithmetic not in ROUNDED:
         return f"{problem.arithmetic.value} is not among its arithmetics"
-    if problem.source_channels_last:
-        return "its source boxes are contiguous"
+    if problem.source_channels_last or problem.target_channels_last:
+        return "its boxes and outputs are contiguous"
     if max(g.stride) == 1:
         return "stride 1 shares more of its source in other kernels"
     if max(g.stride) > _MAX_STEP:
@@ -94,8 +94,7 @@ def candidates(
         kinds.append((True, True, False, False))
     # Pairs of lanes, stores of lanes: sectors of 32 bytes, or staging.
     pairs = problem.geometry.stride[2] == 2 and target[2] % 2 == 0 and _pairs_serve(problem, runs)
-    alone = not problem.target_channels_last and (pairs or problem.element_bytes == 4)
-    pairs = pairs and alone
+    alone = pairs or problem.element_bytes == 4
     for column_tile, consumers, (whole, volumes, sweep, aligned) in itertools.product(
         columns, (2, 3), kinds
     ):

@@ -48,11 +48,15 @@ class DgradTile(AnyPhasesTile):
     volumes: bool = False  # whole ones, by bulk copies
     aligned_runs: bool = False  # runs of lines that are multiples of 16 bytes, for pairs
     sweep: bool = False  # along D, each slice brought once for all units that it meets
-    lane_stores: bool = False  # lanes store their sums without staging
+    lane_stores: bool = False  # lanes store their sums as they lie, else warps stage their own
 
     @property
     def by_map(self) -> bool:
         return not (self.runs or self.aligned_runs or self.volumes)
+
+    @property
+    def stores_per_warp(self) -> bool:
+        return not self.lane_stores
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,6 @@ class WgmmaStridedDgradPlan(PhasesLaunches):
     def slot_bytes(self) -> int:
         most = self.swept.most if self.tile.sweep and not self.tile.resident_weights else 1
         return most * self.stage_bytes
-
-    @property
-    def staged_columns(self) -> int:
-        return 8 if self.tile.sweep else super().staged_columns
 
     @once
     def met(self) -> tuple[int, int]:
@@ -146,6 +146,8 @@ class WgmmaStridedDgradPlan(PhasesLaunches):
         return super().shared_bytes(shape, target)
 
     def wide(self, shape: PhasesShape, target: Sequence[int]) -> bool:
+        if not self.tile.lane_stores:
+            return super().wide(shape, target)
         return all(n % 2 == 0 for n in (target[2], shape.units[3], self.warpgroup_units(shape)))
 
     def segment(self, shape: PhasesShape, target: Sequence[int]) -> int:
@@ -323,7 +325,8 @@ class WgmmaStridedDgradPlan(PhasesLaunches):
         if t.sweep:
             held = f"one slice, for {self.swept.window} M rows"
         brought = "runs of lines" if t.runs or t.aligned_runs else "volumes" if t.volumes else "TMA"
-        lanes = " of runs" if t.aligned_runs else ""
+        lanes = ", lanes have pairs" if t.lane_pairs else ""
+        lanes += " of runs" if t.aligned_runs else ""
         if t.lane_stores:
             lanes += " and store" if t.lane_pairs else ", lanes store"
         base = super().describe()
