@@ -136,8 +136,8 @@ def order(problem: Problem) -> Order:
     if problem.operation == "grad_weight":
         first, compared, copied = (wgrad.ranked,), _BY_WEIGHT, (wgrad_ndhwc.ranked,)
         if problem.arithmetic is Arithmetic.IEEE:
-            # Elsewhere mma.sync won only where wgrad declines: none of 31 contiguous layers. Here 7
-            # of 43, which took 0.43 to 0.9 times as long.
+            # Elsewhere mma.sync won only where wgrad declines: none of 34 contiguous layers. Here 6
+            # of 41, which took 0.43 to 0.9 times as long.
             first = ()
     elif ampere_patch.refusal(problem) is None:
         first = _kernel_equals_stride(problem)
