@@ -116,8 +116,8 @@ _LATE = (sweep.ranked, phases.ranked, ampere_gather.ranked, ampere_wgrad.ranked)
 _FEW_COLUMNS, _FEW_CHANNELS = 3, 32
 _HALF_A_TILE = 8  # columns, of the narrowest tile of ndhwc
 _QUARTER_OF_A_STAGE = 16  # channels, of ndhwc in 16 bits
-# Along W: warps then copy the weights. mma.sync took 0.43 to 0.85 times as long (two layers on an
-# H200, TF32 and IEEE); of 3 to 6 slots, whose weights are copied too, 1.03 in the mean of nine.
+# Along W: warps then copy the weights. mma.sync took 0.44 to 0.85 times as long (two layers on an
+# H200, TF32 and IEEE); of 3 to 6 slots, whose weights are copied too, 1.09 in the mean of 15.
 _MANY_SLOTS = 16
 _LONG_KERNEL = {"forward": 7, "grad_input": 5}
 
@@ -162,11 +162,13 @@ def _kernel_equals_stride(problem: Problem) -> tuple[Ranked, ...]:
     """Of kernel == stride layers."""
     # One or two columns leave most of a warpgroup's product empty, 16 channels half of a stage.
     few = problem.target_channels <= 2 or problem.source_channels <= 16
-    one_tap = max(problem.geometry.kernel_size) == 1
-    if CellProduct(problem, None).channel_lines and problem.element_bytes == 2 and few:
-        return (ampere_patch.ranked, patch.ranked)
     wide = problem.geometry.stride[2] >= _MANY_SLOTS and not problem.target_channels_last
-    if problem.forward and problem.element_bytes == 4 and wide:
+    one_tap = max(problem.geometry.kernel_size) == 1
+    if problem.element_bytes == 2:
+        mma_sync = few and CellProduct(problem, None).channel_lines
+    else:
+        mma_sync = wide and problem.forward
+    if mma_sync:
         return (ampere_patch.ranked, patch.ranked)
     dense_last = problem.channels_last and problem.geometry.groups == 1
     many = one_tap or problem.source_channels > _FEW_CHANNELS

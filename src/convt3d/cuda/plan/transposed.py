@@ -193,8 +193,6 @@ class WgmmaTransposedPlan(PhasesLaunches):
 
 def refusal(problem: Problem, gpu: Gpu) -> str | None:
     """Why boxes cannot be transposed, or None."""
-    if problem.target_channels_last:
-        return "outputs are stored as rows along W"
     if problem.arithmetic not in ROUNDED:
         return f"{problem.arithmetic.value} is not among its arithmetics"
     if problem.source_channels % (32 // problem.element_bytes):

@@ -101,6 +101,7 @@ struct PhasesConfig : Convolution {
 
   static_assert(parts == 1 || (forward && !CONVT3D_TRANSPOSED),
                 "units are split as they lie in a TMA box");
+  static_assert(!forward || (!lane_pairs && !CONVT3D_RUNS), "what gradients by input alone have");
 
   /// All weights of a CTA stay in shared memory (its phase and columns never change then), else
   /// they pass through a ring.
@@ -115,7 +116,8 @@ struct PhasesConfig : Convolution {
   /// Neighbouring positions that a lane loads at once: rows of the source are multiples of them.
   static constexpr int transposed_vector = CONVT3D_TRANSPOSED_VECTOR;
   static constexpr int transposers = 4 * producers - 1;  // warps beside the one that brings weights
-  static_assert(!transposed || (!CONVT3D_BY_MAP && source_channels % chunk_channels == 0),
+  static_assert(!transposed || (forward && !CONVT3D_BY_MAP && CONVT3D_STORE_WARPS == 0 &&
+                                source_channels % chunk_channels == 0),
                 "whole chunks from global memory");
   static constexpr int position_bytes = transposed ? 16 : int(sizeof(Storage));
   /// A box is given back by every lane that has read it, unless a tensor map overwrites it.

@@ -66,22 +66,22 @@ def call_cycles(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> flo
         stores *= _SHORT_PIECES
     weights = chunks * plan.weight_part_bytes * (sharing if t.keep_weights else rounds)
     traffic = (rounds * t.cells * chunks * 128 + weights) / rates.l2
-    transposed = 0.0
+    prepared = 0.0  # weights, by the warps that bring them
+    bringers = 4 * t.fillers - t.consumers
     if plan.transposed:
-        transposers = 4 * t.fillers - t.consumers
         if not t.keep_weights:
-            transposers = min(transposers, plan.weight_part_bytes // (32 * plan.weight_box_row))
-        transposed = weights / (_TRANSPOSE_BYTES * transposers)
+            bringers = min(bringers, plan.weight_part_bytes // (32 * plan.weight_box_row))
+        prepared = weights / (_TRANSPOSE_BYTES * bringers)
     elif not plan.map_weights:
         waits = 2 * chunks * t.columns // 8 * (sharing if t.keep_weights else rounds)
-        transposed = waits * _COPIED / (4 * t.fillers - t.consumers)
+        prepared = waits * _COPIED / bringers
     # Other blocks of columns find most of the source in L2.
     source = p.source_channels * (1.0 if p.forward else math.prod(g.stride))
     source *= 1 + 0.1 * (plan.column_tiles - 1)
     volumes = g.groups * (source + plan.columns) * cells * batch
     memory = volumes * eb / (rates.memory * gpu.multiprocessors)
     multiplied = rounds * (matrix + issue + stores)
-    longest = overlapped(multiplied, traffic, transposed, memory, power=rates.power)
+    longest = overlapped(multiplied, traffic, prepared, memory, power=rates.power)
     # Few blocks of cells on their way.
     shallow = max(0, _DEEP - t.consumers * t.blocks * t.source_stages * t.resident)
     if plan.channel_lines and plan.parts == 1 and rounds > _FEW_ROUNDS:
