@@ -2458,11 +2458,21 @@ def use_tf32():
 
 
 
+_devices = {}
+
+
+def of_capability(device):
+    """Whether a device is one that these kernels are compiled for; PyTorch is asked once."""
+    if device not in _devices:
+        _devices[device] = torch.cuda.get_device_capability(device) == (9, 0)
+    return _devices[device]
+
+
 def served(input):
     """Whether these kernels run a call; PyTorch's operator runs all others."""
     return (
         input.shape == (16, 3, 64, 64, 64)
-        and torch.cuda.get_device_capability(input.device) == (9, 0)
+        and of_capability(input.device)
     )
 
 
@@ -2515,6 +2525,10 @@ class Layer(nn.Module):
         if not served(input):
             return extension(self.bias is not None).conv3d_elsewhere(
                 input, self.weight, self.bias
+            )
+        if not torch.is_grad_enabled():
+            return extension(self.bias is not None).conv3d_forward(
+                input, self.weight, self.bias, use_tf32()
             )
         return Conv3dFunction.apply(input, self.weight, self.bias)
 

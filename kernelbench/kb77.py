@@ -4762,11 +4762,21 @@ def use_tf32():
 
 
 
+_devices = {}
+
+
+def of_capability(device):
+    """Whether a device is one that these kernels are compiled for; PyTorch is asked once."""
+    if device not in _devices:
+        _devices[device] = torch.cuda.get_device_capability(device) == (9, 0)
+    return _devices[device]
+
+
 def served(input):
     """Whether these kernels run a call; PyTorch's operator runs all others."""
     return (
         input.shape == (16, 32, 16, 32, 32)
-        and torch.cuda.get_device_capability(input.device) == (9, 0)
+        and of_capability(input.device)
         and use_tf32()
     )
 
@@ -4820,6 +4830,10 @@ class Layer(nn.Module):
         if not served(input):
             return extension(self.bias is not None).conv_transpose3d_elsewhere(
                 input, self.weight, self.bias
+            )
+        if not torch.is_grad_enabled():
+            return extension(self.bias is not None).conv_transpose3d_forward(
+                input, self.weight, self.bias, use_tf32()
             )
         return ConvTranspose3dFunction.apply(input, self.weight, self.bias)
 

@@ -249,13 +249,26 @@ _OTHER_CALL = """\
 """
 
 
+_OF_CAPABILITY = '''
+_devices = {}
+
+
+def of_capability(device):
+    """Whether a device is one that these kernels are compiled for; PyTorch is asked once."""
+    if device not in _devices:
+        _devices[device] = torch.cuda.get_device_capability(device) == (9, 0)
+    return _devices[device]
+
+'''
+
+
 def _served(layer: Layer, only: bool, watched: bool) -> str:
     """The function that tells what the file's own kernels run, if that is not everything."""
     conditions = []
     if only:
         size = (layer.batch, layer.geometry.in_channels, *layer.input_size)
         conditions.append(f"input.shape == {size}")
-        conditions.append("torch.cuda.get_device_capability(input.device) == (9, 0)")
+        conditions.append("of_capability(input.device)")
     elif not layer.geometry.transposed and max(layer.geometry.stride) > 1:
         # Others are the output of a transposed layer with another output padding.
         conditions.append(
@@ -267,7 +280,7 @@ def _served(layer: Layer, only: bool, watched: bool) -> str:
     if not conditions:
         return ""
     joined = "\n        and ".join(conditions)
-    return f'''
+    return f'''{_OF_CAPABILITY if only else ""}
 def served(input):
     """Whether these kernels run a call; PyTorch's operator runs all others."""
     return (

@@ -113,13 +113,12 @@ _LONG: tuple[Ranked, ...] = (sweep.ranked, ndhwc.ranked, ampere_gather.ranked)
 _BY_WEIGHT: tuple[Ranked, ...] = (wgrad.ranked, wgrad_ndhwc.ranked, ampere_wgrad.ranked)
 _LATE = (sweep.ranked, phases.ranked, ampere_gather.ranked, ampere_wgrad.ranked)
 """Families that take long to ask, and less where others already cost less than they could."""
-_FEW_COLUMNS, _FEW_CHANNELS = 3, 32
+_FEW_CHANNELS = 32
 _HALF_A_TILE = 8  # columns, of the narrowest tile of ndhwc
-_QUARTER_OF_A_STAGE = 16  # channels, of ndhwc in 16 bits
+_FEW_TAPS, _LONG_KERNEL = 3, 5
 # Along W: warps then copy the weights. mma.sync took 0.44 to 0.85 times as long (two layers on an
 # H200, TF32 and IEEE); of 3 to 6 slots, whose weights are copied too, 1.09 in the mean of 15.
 _MANY_SLOTS = 16
-_LONG_KERNEL = {"forward": 7, "grad_input": 5}
 
 
 def order(problem: Problem) -> Order:
@@ -180,26 +179,19 @@ def _kernel_equals_stride(problem: Problem) -> tuple[Ranked, ...]:
 def _dense_16_bit(problem: Problem) -> tuple[tuple[Ranked, ...], tuple[Ranked, ...]]:
     """Of dense layers in 16 bits: what is asked first, and what is compared."""
     g = problem.geometry
-    strided = max(g.stride) > 1
-    if not (problem.source_channels_last and problem.target_channels_last):
-        # Where lines are none that TMA can bring, five layers, the sweep took 0.26 to 1.0 times as
-        # long as what costs least.
-        first = (strided_dgrad.ranked, sweep.ranked) if strided and not problem.forward else ()
-        return first, _CONVOLUTIONS
-    if problem.forward and problem.target_channels <= _FEW_COLUMNS and max(g.kernel_size) <= 4:
-        return (col2im.ranked,), _CONVOLUTIONS
-    if not strided:
+    if max(g.stride) == 1:
         return (), _CONVOLUTIONS
-    if max(g.kernel_size) >= _LONG_KERNEL[problem.operation]:
-        # Many taps of a phase share what the sweep loads.
-        return (sweep.ranked,) if problem.forward else (), _LONG
+    if not (problem.source_channels_last and problem.target_channels_last):
+        # The sweep is better than what costs least where TMA cannot bring lines: 23 layers took
+        # 0.7 times as long by this order.
+        return () if problem.forward else (strided_dgrad.ranked, sweep.ranked), _CONVOLUTIONS
     if problem.forward:
-        few = problem.target_channels <= _HALF_A_TILE
-    else:
-        few = max(g.in_channels, g.out_channels) <= _FEW_CHANNELS
-        if problem.source_channels <= _QUARTER_OF_A_STAGE and not few:
-            return (), _CONVOLUTIONS
-    return (ampere_strided.ranked,) if few else (ndhwc.ranked,), _CONVOLUTIONS
+        # Phases of one or two taps, half of whose columns are empty: 7 layers took 0.6 times as
+        # long; those of more taps 1.2 times.
+        few = problem.target_channels <= _HALF_A_TILE and max(g.kernel_size) <= _FEW_TAPS
+        return (ampere_strided.ranked,) if few else (), _CONVOLUTIONS
+    # Many taps of a phase share what the sweep loads.
+    return (), _LONG if max(g.kernel_size) >= _LONG_KERNEL else _CONVOLUTIONS
 
 
 def ranked_plans(

@@ -17,7 +17,7 @@ import numpy as np
 
 from convt3d.cuda.plan.axes import met_share
 from convt3d.cuda.plan.phases.layout import PhasesLayout
-from convt3d.cuda.plan.phases.tile import PhasesShape
+from convt3d.cuda.plan.phases.tile import PhasesShape, Staging
 from convt3d.cuda.plan.rates import MEMORY_BYTES
 from convt3d.cuda.plan.warpgroups import overlapped
 from convt3d.cuda.schedule import div_up
@@ -40,7 +40,8 @@ _BOX_ROW = 5.5  # of TMA, whatever the row's length
 _SPLIT_STAGE, _SPLIT_LOAD, _SPLIT_SET = 307.0, 8.2, 65.0
 _SPLIT_PRODUCT, _SPLIT_WORK_TILE, _SPLIT_WEIGHT_WAIT, _SPLIT_BOX_WAIT = 0.91, 1030.0, 125.0, 270.0
 _SPLIT_LEAVING = 2.05  # where each warp stores its own
-_SPLIT_THREE = {False: 1.2, True: 1.55}  # warpgroups share four schedulers
+# Three warpgroups share four schedulers; one has them, and the tensor cores, to itself.
+_SPLIT_THREE, _SPLIT_ALONE = {False: 1.2, True: 1.55}, 0.73
 _SPLIT_BOX_ROW = 8.1
 # What leaves: an output of a thread where each warp stores its own, by 16 bytes or alone; one
 # without taps; a row of a tile, slot and column that ends within sectors, by all warpgroups.
@@ -72,6 +73,8 @@ def call_cycles(plan: PhasesLayout, shape: PhasesShape, batch: int, target: Sequ
     moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
     floor = moved / MEMORY_BYTES / plan.gpu.multiprocessors
     whole = max(rounds * work_tile(plan, shape, target, walked), floor)
+    if t.store_warps:
+        whole += _sending(plan, shape, target)  # of a CTA's last work tile, beside no other
     if t.stores_per_warp and not plan.wide(shape, target):
         # Pieces of 16 units, and what lies in another line, share sectors of L2.
         pieces = moved / p.element_bytes / 32 * (1 + 16 / shape.units[3])
@@ -140,6 +143,8 @@ def _split_work_tile(
         item += t.column_tile / t.round_columns * _STAGED_ROUND
     if t.consumers == 3:
         item *= _SPLIT_THREE[t.store_warps > 0]
+    elif t.consumers == 1:
+        item *= _SPLIT_ALONE
     brought = boxes * math.prod(shape.box[:3]) * plan.chunk_channels * _SPLIT_BOX_ROW
     item = overlapped(item, brought, power=4)
     return _with_sent(plan, item, shape, target) if t.store_warps else item
@@ -216,17 +221,31 @@ def _leaving(plan: PhasesLayout, shape: PhasesShape, target: Sequence[int]) -> f
 def _with_sent(plan: PhasesLayout, item: float, shape: PhasesShape, target: Sequence[int]) -> float:
     """Cycles of a work tile, on average, whose outputs leave by store warps."""
     t = plan.tile
-    staging = plan.staging(shape, target)
-    staged, slots = 1.0, plan.n_tile_phases / plan.product_work_tiles
-    if plan.axes[0].block:
-        staged, slots = float(plan.axes[0].live_phases), float(plan.axes[0].slots)
-    length = staging.column * plan.problem.element_bytes / staging.runs
-    runs = t.round_columns * staging.runs
-    one = _ROUND + runs * (_SENT_RUN + length * _SENT_BYTE)
-    buffers = plan.buffers(shape, target)
-    sent = staged * t.column_tile / t.round_columns * one / min(t.store_warps, buffers)
+    staging, sent = plan.staging(shape, target), _sending(plan, shape, target)
     # All of a work tile is staged at once: rounds for which there is no buffer wait for others.
-    item += 1.5 * sent * max(0.0, 1 - buffers / plan.staging_rounds)
-    filled = t.column_tile * staging.runs * (_FILLED_RUN + length * _FILLED_BYTE)
-    filled *= slots - staged
+    item += 1.5 * sent * max(0.0, 1 - plan.buffers(shape, target) / plan.staging_rounds)
+    filled = t.column_tile * staging.runs * (_FILLED_RUN + _run_bytes(plan, staging) * _FILLED_BYTE)
+    filled *= _slots(plan)[1] - _slots(plan)[0]
     return overlapped(item, sent, filled) * _SENT
+
+
+def _sending(plan: PhasesLayout, shape: PhasesShape, target: Sequence[int]) -> float:
+    """Cycles of store warps for a work tile."""
+    t = plan.tile
+    staging = plan.staging(shape, target)
+    runs = t.round_columns * staging.runs
+    one = _ROUND + runs * (_SENT_RUN + _run_bytes(plan, staging) * _SENT_BYTE)
+    rounds = _slots(plan)[0] * t.column_tile / t.round_columns
+    return rounds * one / min(t.store_warps, plan.buffers(shape, target))
+
+
+def _slots(plan: PhasesLayout) -> tuple[float, float]:
+    """Slots of D of a work tile that are staged, and all of them."""
+    axis = plan.axes[0]
+    if axis.block:
+        return float(axis.live_phases), float(axis.slots)
+    return 1.0, plan.n_tile_phases / plan.product_work_tiles
+
+
+def _run_bytes(plan: PhasesLayout, staging: Staging) -> float:
+    return staging.column * plan.problem.element_bytes / staging.runs

@@ -9,16 +9,17 @@ from convt3d.cuda.plan.split_k import CLUSTERS, LONGEST_SUM, clusters_at_once, m
 from convt3d.cuda.plan.wgrad_ndhwc.layout import WgradNdhwcLayout
 from convt3d.cuda.schedule import div_up
 
-# Bytes a cycle of one multiprocessor that L2 brings, shared memory moves and DRAM takes; these, and
-# a step's barriers and TMA's latency in cycles, are fitted to 510 timings of 66 layers on an H200.
+# Bytes a cycle of one multiprocessor that L2 brings, shared memory moves and DRAM takes, and TMA's
+# latency in cycles, fitted to 510 timings of 66 layers on an H200; cycles of a step's barriers, and
+# of a position of a box, however few bytes it has, to those of 56 further layers.
 _L2_BYTES, _SHARED_BYTES, _DRAM_BYTES = 44.0, 175.0, 16.0
-_STEP_CYCLES, _LATENCY_CYCLES = 118.0, 1125.0
+_STEP_CYCLES, _LATENCY_CYCLES, _POSITION_CYCLES = 210.0, 1125.0, 2.5
 # Cycles of a CTA besides its steps, of the second launch, and of a cluster, to meet twice; of a
 # byte of sums that a CTA of one reads.
 _CTA_CYCLES, _REDUCE_CYCLES, _CLUSTER_CYCLES, _SUM_BYTE = 4000.0, 4000.0, 6000.0, 1 / 12
 # Factors, by element bytes, that make these cycles comparable with those of ampere_wgrad.py: the
-# mean ratio over those layers.
-_MEASURED = {2: 1.37, 4: 1.87}
+# mean ratio over the layers.
+_MEASURED = {2: 1.14, 4: 1.73}
 # What plans on copies take of what is counted, beside those of wgrad/, over 157 problems.
 _ON_COPIES = 0.9
 
@@ -72,12 +73,13 @@ def _step_cycles(plan: WgradNdhwcLayout, box: Box) -> float:
     t, m64 = plan.tile, plan.consumers * plan.tile.blocks
     bytes_ = plan.problem.element_bytes
     tensor = m64 * plan.products * t.columns / 2
-    source, target = plan.boxes[0] * plan.source_atom, plan.boxes[1] * plan.target_atom
-    loaded = (t.positions * (source + target) + plan.halo * box[3] * target) * bytes_
+    read = t.positions + plan.halo * box[3]  # positions of a box of the gradient
+    source, target = t.positions * plan.boxes[0], read * plan.boxes[1]
+    loaded = (source * plan.source_atom + target * plan.target_atom) * bytes_
     # Products read rows of 32 bytes of both operands; x may be read and written once more.
     shared = m64 * plan.products * 32 * (64 + t.columns) + loaded
     if plan.transposes:
         shared += 2 * t.positions * t.columns * bytes_
-    brought = loaded / _L2_BYTES
+    brought = max(loaded / _L2_BYTES, (source + target) * _POSITION_CYCLES)
     waited = (brought + _LATENCY_CYCLES) / (t.stages - 1)  # one stage is being read
     return max(tensor, shared / _SHARED_BYTES, brought, waited) + _STEP_CYCLES
