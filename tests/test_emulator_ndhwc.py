@@ -199,6 +199,16 @@ CONTIGUOUS: list[tuple[Case, dict[str, Any]]] = [
         Case("k3 p1, 32 channels", "forward", Arithmetic.BF16, weight_last=True),
         {"phased": 3, "direct": True},
     ),
+    # Weights that are copied to channels_last as well, of gradients and of flipped problems.
+    (Case("k3 s2, three chunks", "grad_input", Arithmetic.TF32), {"direct": True}),
+    (
+        Case("k213 s1, three chunks", "grad_input", Arithmetic.TF32),
+        {"flipped": True, "direct": True, "phased": 3, "split": 2},
+    ),
+    (
+        Case("k213 s1, three chunks", "grad_input", Arithmetic.F16),
+        {"flipped": True, "direct": True, "cluster": 3},
+    ),
     # Of different layouts.
     (Case("k1 s1, one phase", "forward", Arithmetic.BF16, True, False), {"phased": 1}),
     (Case("k3 p1, 32 channels", "forward", Arithmetic.F16, False, True), {"phased": 3}),
@@ -246,8 +256,10 @@ def test_operands_from_shared_memory(case: Case, wanted: dict[str, Any]) -> None
 )
 def test_contiguous_tensors(case: Case, wanted: dict[str, Any]) -> None:
     gpu = check(case, ndhwc_with(**wanted))
-    packed = [] if wanted.get("direct", False) else ["ndhwc/pack.cu"]
-    copied = [] if case.source_last else ["layout/channels_last.cu"]
+    direct = wanted.get("direct", False)
+    packed = [] if direct else ["ndhwc/pack.cu"]
+    read_from_copies = (not case.source_last, direct and not case.weight_last)
+    copied = ["layout/channels_last.cu"] * sum(read_from_copies)
     assert [spec.file for spec in gpu.launches] == [*packed, *copied, "ndhwc/kernel.cu"]
 
 

@@ -195,12 +195,17 @@ def attach(schedule: Schedule, problem: Problem, epilogue: Epilogue) -> Schedule
             arguments = [_sliced(a, problem, epilogue) for a in launch.arguments]
             launch = replace(launch, arguments=(*arguments, *epilogue.arguments))
         launches.append(launch)
-    last, flipped = schedule.weight_last, schedule.flipped_last
+
+    def attached(suited: Schedule | None) -> Schedule | None:
+        return suited and attach(suited, problem, epilogue)
+
     return replace(
         schedule,
         launches=tuple(launches),
-        weight_last=last and attach(last, problem, epilogue),
-        flipped_last=flipped and attach(flipped, problem, epilogue),
+        weight_last=attached(schedule.weight_last),
+        weight_dense=attached(schedule.weight_dense),
+        flipped_last=attached(schedule.flipped_last),
+        flipped_dense=attached(schedule.flipped_dense),
     )
 
 

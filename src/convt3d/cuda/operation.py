@@ -198,8 +198,8 @@ class Operation(NamedTuple):
             weight_strides, offset = flipped(self.geometry.weight_size, weight_strides)
         planned = plan.schedule(self.batch, input_size)
         schedule = planned.suited_to(plan.problem.geometry.weight_size, weight_strides)
-        if schedule is planned.flipped_last:
-            offset = 0  # it reads the weight as it lies in memory
+        if planned.as_it_lies(schedule):
+            offset = 0
         epilogue, left = with_bias(self.epilogue, problem, plan.problem), ""
         if not epilogue.empty:
             epilogue, left = settle(schedule, plan.problem, epilogue)

@@ -12,6 +12,7 @@ import torch
 
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.geometry import Geometry, Triple
+from convt3d.layout import strides as dense_strides
 from convt3d.operations import OPERATIONS as OPERATIONS
 from convt3d.precision import Arithmetic
 
@@ -324,8 +325,9 @@ class Schedule:
 
     Tensors named in ``aligned`` must start at a multiple of 16 bytes, as those of tensor maps must
     anyway: others are copied before the launch. ``sums_bias``: a gradient by weight that brings the
-    one by bias along. ``weight_last``: what runs instead where the weight is channels_last;
-    ``flipped_last``: where it is the view by :func:`flipped` of one that is.
+    one by bias along. ``weight_last`` and ``weight_dense``: what runs instead where the weight is
+    channels_last, or contiguous; ``flipped_last`` and ``flipped_dense``: where it is the view by
+    :func:`flipped` of one that is.
     """
 
     launches: tuple[Launch, ...]
@@ -333,21 +335,31 @@ class Schedule:
     aligned: tuple[str, ...] = ()
     sums_bias: bool = False
     weight_last: Schedule | None = None
+    weight_dense: Schedule | None = None
     flipped_last: Schedule | None = None
+    flipped_dense: Schedule | None = None
 
     def suited_to(self, weight_size: Sequence[int], weight_strides: Sequence[int]) -> Schedule:
         """What to run on a weight of these strides, in elements."""
         c_in, c_out, *kernel = weight_size
-        taps = [math.prod(kernel[axis:]) for axis in range(4)]
-        last = (c_out * taps[0], 1, *(c_out * n for n in taps[1:]))
-        flipped_last, _ = flipped(weight_size, (c_in * taps[0], 1, *(c_in * n for n in taps[1:])))
-        for schedule, strides in ((self.weight_last, last), (self.flipped_last, flipped_last)):
+        turned = (c_out, c_in, *kernel)  # as a flipped weight lies in memory
+        every = (
+            (self.weight_last, dense_strides(weight_size, True)),
+            (self.weight_dense, dense_strides(weight_size, False)),
+            (self.flipped_last, flipped(turned, dense_strides(turned, True))[0]),
+            (self.flipped_dense, flipped(turned, dense_strides(turned, False))[0]),
+        )
+        for schedule, strides in every:
             if schedule is not None and all(
                 n == 1 or a == b
                 for n, a, b in zip(weight_size, weight_strides, strides, strict=True)
             ):
                 return schedule
         return self
+
+    def as_it_lies(self, schedule: Schedule) -> bool:
+        """Whether one that is suited reads a flipped weight from where it begins in memory."""
+        return schedule is self.flipped_last or schedule is self.flipped_dense
 
 
 class Plan(Protocol):

@@ -103,7 +103,8 @@ def _packed(problem: Problem, batch: int, target: Sequence[int], gpu: Gpu) -> It
                 yield plan, True
         return
     parts = (1, 2, 4, 8) if _few_tiles(problem, batch, target, gpu) else (1, 2, 4)
-    columns = column_tiles(problem.target_channels, parts, 32, multiple=16)
+    of_128 = div_up(problem.target_channels, 128)
+    columns = column_tiles(problem.target_channels, (*parts, of_128), 32, multiple=16)
     for phased, split, column_tile, consumers in itertools.product(
         _phased(problem), (1, 2, 3), columns, (2, 3)
     ):
