@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,12 +20,14 @@ from typer.testing import CliRunner
 from convt3d.bench import shapes, tune
 from convt3d.cuda import compiler, plan, tuning, winners
 from convt3d.cuda.compiler import KernelSpec
+from convt3d.cuda.plan import ndhwc, problem_for
 from convt3d.cuda.plan.search import with_problem
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.geometry import Geometry
 from convt3d.layout import strides
 from convt3d.operations import OPERATIONS
 from convt3d.precision import Arithmetic
+from emulator.gpu import EmulatedGpu
 
 GPU = Gpu(name="a GPU for tests")
 GEOMETRY = Geometry(16, 24, (3, 3, 3))
@@ -242,13 +247,17 @@ def test_a_conv3d_is_tuned_as_what_runs() -> None:
 
     rows = list(tune.rows(todo, run))
     assert [row["pass"] for row in rows] == list(OPERATIONS)
-    (forward, size), (by_input, _), (by_weight, coarse) = found
+    # It is timed as a Conv3d, on a weight that lies in memory as that of one does.
+    assert [(one.operation, one.bias, size) for one, size in found] == [
+        ("grad_input", True, (4, 5, 6)),
+        ("forward", False, (4, 5, 6)),
+        ("grad_weight", False, (4, 5, 6)),
+    ]
     # A gradient by input of stride 1 is a forward pass, of the flipped weight.
+    forward, size = found[0][0].canonical(found[0][1])
     assert (forward.operation, forward.bias, size) == ("forward", True, (6, 7, 8))
     assert forward.geometry.in_channels == 16
-    assert (by_input.operation, by_input.bias) == ("forward", False)
-    assert by_input.geometry.in_channels == 8
-    assert (by_weight.operation, by_weight.bias, coarse) == ("grad_weight", False, (4, 5, 6))
+    assert found[1][0].geometry.in_channels == 8
 
 
 def test_tune_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,3 +296,42 @@ def test_one_channel_leaves_the_layout_to_the_other_tensor() -> None:
         assert tensors["weight"].stride() == strides(adjoint.weight_size, last)
     mixed = plan.problem_for("grad_weight", GEOMETRY, torch.bfloat16, (True, False))
     assert mixed.channels_last is None
+
+
+def test_candidates_of_a_conv3d_are_timed_on_its_own_weight(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Conv3d's forward pass runs plans of another operation, on its weight as it lies."""
+    geometry = Geometry(32, 64, (3, 3, 3), (1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), 1)
+    problem = problem_for("grad_input", geometry, torch.bfloat16, bias=True)
+    canonical, size = problem.canonical((4, 5, 6))
+    every = ndhwc.ranked(canonical, 1, size, GPU)
+    plans = [next(p for _, p in every if p.tile.direct == direct) for direct in (True, False)]
+    tensors: dict[str, torch.Tensor] = {}
+    made = tuning.operands
+
+    def operands(*arguments: Any) -> dict[str, torch.Tensor]:
+        tensors.update(made(*arguments))
+        return tensors
+
+    def milliseconds(run: Callable[[], object], **_: Any) -> float:
+        tensors["target"].fill_(math.nan)
+        run()
+        x, w, b = (tensors[name].double() for name in ("source", "weight", "bias"))
+        wanted = torch.nn.functional.conv3d(x, w, b, padding=1)
+        torch.testing.assert_close(tensors["target"].double(), wanted, rtol=0.02, atol=0.05)
+        return 1.0
+
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(tuning, "operands", operands)
+    monkeypatch.setattr(tuning, "milliseconds", milliseconds)
+    monkeypatch.setattr(tuning, "compile_kernels", lambda *_: None)
+    monkeypatch.setattr(tuning, "candidates", lambda *_: plans)
+    monkeypatch.setattr(tuning, "_FLUSH_BYTES", 1)
+    with EmulatedGpu([]) as gpu:
+        tuning.tune_here(problem, 1, (4, 5, 6), torch.device("cpu"), 2)
+    files = [spec.file for spec in gpu.launches]
+    assert files == [
+        *("layout/channels_last.cu", "layout/channels_last.cu", "ndhwc/kernel.cu"),
+        *("ndhwc/pack.cu", "layout/channels_last.cu", "ndhwc/kernel.cu"),
+    ]

@@ -90,9 +90,9 @@ def rows(todo: Sequence[Job], tune: Tune, gpu: str = plan_table.GPU) -> Iterator
             "pass": job.asked,
         }
         try:
+            outcome = tune(job.problem, job.shape.batch, job.shape.input_size)
             # What runs, and is looked up, is the plan of the canonical form.
             problem, size = job.problem.canonical(job.shape.input_size)
-            outcome = tune(problem, job.shape.batch, size)
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
             yield {**row, "failed": str(error).splitlines()[0][:200]}
             continue

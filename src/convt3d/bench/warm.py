@@ -52,10 +52,9 @@ def operations(
 
 def candidates(operations: Sequence[Operation], gpu: Gpu) -> set[KernelSpec]:
     """The kernels that these operations time under torch.backends.cudnn.benchmark."""
-    problems = {(*each.problem.canonical(each.input_size), each.batch) for each in operations}
-    return {
-        launch.kernel
-        for problem, size, batch in problems
-        for plan in tuning.candidates(problem, batch, size, gpu, tuning.QUICK)
-        for launch in plan.schedule(batch, size).launches
-    }
+    found: set[KernelSpec] = set()
+    for operation in operations:
+        problem, size = operation.problem.canonical(operation.input_size)
+        for plan in tuning.candidates(problem, operation.batch, size, gpu, tuning.QUICK):
+            found.update(one.kernel for one in operation.launched_by(plan).schedule.launches)
+    return found

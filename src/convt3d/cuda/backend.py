@@ -130,7 +130,7 @@ def _tune_once(operation: Operation, gpu: Gpu) -> None:
     canonical, size = problem.canonical(input_size)
     try:
         if winners.recall(canonical, batch, size, gpu) is None:
-            tuning.tune_here(canonical, batch, size, device, tuning.QUICK)
+            tuning.tune_here(problem, batch, input_size, device, tuning.QUICK)
         if cudnn.timed(problem, batch, input_size, gpu) is None:
             times = tuning.beside_pytorch(problem, batch, input_size, device)
             cudnn.remember(problem, batch, input_size, gpu, times)

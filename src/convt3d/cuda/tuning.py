@@ -132,22 +132,27 @@ def tune_here(
     device: torch.device,
     count: int = CANDIDATES,
 ) -> Outcome:
-    """:func:`tune` on a CUDA device, with random operands of its own."""
+    """:func:`tune` on a CUDA device, with random operands of its own.
+
+    ``problem`` is not made canonical before: which launches run hangs on how its weight lies in
+    memory, and that of a Conv3d is another than that of the forward pass which computes the same.
+    """
     gpu = Gpu.of(device.index or 0)
-    problem, input_size = problem.canonical(input_size)
-    schedules = [
-        plan.schedule(batch, input_size)
-        for plan in candidates(problem, batch, input_size, gpu, count)
-    ]
-    compile_kernels({item.kernel for one in schedules for item in one.launches}, gpu)
+    canonical, size = problem.canonical(input_size)
     with torch.cuda.device(device), torch.no_grad():
         tensors = operands(problem, batch, input_size, device)
+        operation = Operation.of(problem, batch, input_size, tensors["weight"])
+        schedules = [
+            operation.launched_by(plan).schedule
+            for plan in candidates(canonical, batch, size, gpu, count)
+        ]
+        compile_kernels({item.kernel for one in schedules for item in one.launches}, gpu)
         flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
 
         def measure(plan: Plan) -> float:
-            return milliseconds(runner(plan, batch, input_size, tensors), flush=flush)
+            return milliseconds(runner_of(plan, operation, tensors), flush=flush)
 
-        return tune(problem, batch, input_size, gpu, measure, count)
+        return tune(canonical, batch, size, gpu, measure, count)
 
 
 def beside_pytorch(
@@ -215,6 +220,13 @@ def runner(
 ) -> Callable[[], None]:
     """A function that launches a plan on given tensors (source, target, weight, bias by name)."""
     operation = Operation.of(plan.problem, batch, input_size, tensors["weight"])
+    return runner_of(plan, operation, tensors)
+
+
+def runner_of(
+    plan: Plan, operation: Operation, tensors: Mapping[str, Tensor]
+) -> Callable[[], None]:
+    """The same for an operation that the plan runs, if by another as its canonical form."""
     call = launch.bind_plan(plan, operation)
     four = (tensors["source"], tensors["weight"], tensors["target"], tensors.get("bias"))
     return functools.partial(call.run, *four)
