@@ -33,7 +33,7 @@
 #            tiles, 1 row tiles; pipeline 2 consumers, 2 stages, 4 fragments, 1 CTA a
 #            multiprocessor, gradient by runs
 #
-# measured   0.434 ms, Model 1.83 ms (4.2 times), mean of 100 cold runs,
+# measured   0.427 ms, Model 1.85 ms (4.3 times), mean of 100 cold runs,
 #            NVIDIA H200, torch 2.11.0+cu130
 #
 # The forward kernel, as phases/kernel.cu says:

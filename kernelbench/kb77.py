@@ -33,7 +33,7 @@
 #            tiles, 1 row tiles; pipeline 2 consumers, 2 stages, 4 fragments, 1 CTA a
 #            multiprocessor, gradient by copies
 #
-# measured   0.247 ms, Model 1.85 ms (7.5 times), mean of 100 cold runs,
+# measured   0.258 ms, Model 1.88 ms (7.3 times), mean of 100 cold runs,
 #            NVIDIA H200, torch 2.11.0+cu130
 #
 # The forward kernel, as phases/kernel.cu says:
