@@ -72,12 +72,15 @@ class Layout:
 
     def tile(self, positions: Triple) -> Tile | None:
         """A tile of these positions; None where it does not fit."""
+        k = self.kernel
+        room = k.gpu.shared_per_block
+        if k.stages * self._source_bytes(positions) > room:
+            return None
         plane = self._plane(positions)
         if plane is None:
             return None
-        planes, shared = self._sizes(positions, plane, self.kernel.stages)
-        fits = shared <= self.kernel.gpu.shared_per_block
-        return Tile(positions, planes, plane, shared) if fits else None
+        planes, shared = self._sizes(positions, plane, k.stages)
+        return Tile(positions, planes, plane, shared) if shared <= room else None
 
     def holds(self, tile: Tile, stages: int) -> bool:
         """Whether a tile fits with another number of stages."""
