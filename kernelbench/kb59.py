@@ -2453,7 +2453,7 @@ def use_tf32():
 _devices = {}
 
 
-def of_capability(device):
+def compiled_for(device):
     """Whether a device is one that these kernels are compiled for; PyTorch is asked once."""
     if device not in _devices:
         _devices[device] = torch.cuda.get_device_capability(device) == (9, 0)
@@ -2464,7 +2464,7 @@ def served(input):
     """Whether these kernels run a call; PyTorch's operator runs all others."""
     return (
         input.shape == (16, 3, 256, 256, 10)
-        and of_capability(input.device)
+        and compiled_for(input.device)
     )
 
 

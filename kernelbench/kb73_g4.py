@@ -3952,7 +3952,7 @@ def use_tf32():
 _devices = {}
 
 
-def of_capability(device):
+def compiled_for(device):
     """Whether a device is one that these kernels are compiled for; PyTorch is asked once."""
     if device not in _devices:
         _devices[device] = torch.cuda.get_device_capability(device) == (9, 0)
@@ -3963,7 +3963,7 @@ def served(input):
     """Whether these kernels run a call; PyTorch's operator runs all others."""
     return (
         input.shape == (4, 32, 32, 64, 128)
-        and of_capability(input.device)
+        and compiled_for(input.device)
     )
 
 

@@ -20,7 +20,7 @@ from convt3d.bench.run import Request
 from convt3d.bench.timing import Timing
 from convt3d.bench.worker import Job
 from convt3d.cuda.plan import plan_problem
-from convt3d.cuda.schedule import Gpu, Problem
+from convt3d.cuda.schedule import Gpu, Problem, WeightLayout
 from convt3d.operations import OPERATIONS
 from convt3d.precision import Arithmetic
 from support import records
@@ -624,9 +624,9 @@ def test_kernels_are_compiled_ahead_for_weights_of_both_formats() -> None:
     schedule = plan_problem(problem, shape.batch, shape.input_size, gpu).schedule(
         shape.batch, shape.input_size
     )
-    assert schedule.weight_last is not None
+    as_it_lies = schedule.on_weights[WeightLayout(channels_last=True)]
     assert {launch.kernel for operation in operations for launch in operation.launches(gpu)} == {
-        launch.kernel for s in (schedule, schedule.weight_last) for launch in s.launches
+        launch.kernel for s in (schedule, as_it_lies) for launch in s.launches
     }
 
 

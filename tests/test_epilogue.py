@@ -24,7 +24,7 @@ from convt3d.cuda.epilogue import (
 )
 from convt3d.cuda.launch import TENSORS
 from convt3d.cuda.plan import direct, ndhwc, plan_problem, ranked_plans
-from convt3d.cuda.schedule import Gpu, Problem, Schedule
+from convt3d.cuda.schedule import Gpu, Problem, Schedule, WeightLayout
 from convt3d.fusion import KINDS, fusion_of
 from convt3d.geometry import Geometry
 from convt3d.layout import Part, empty
@@ -99,8 +99,8 @@ def test_what_runs_on_a_weight_as_it_lies_has_the_steps() -> None:
         if isinstance(plan, ndhwc.WgmmaNdhwcPlan) and plan.tile.direct
     )
     schedule = attach(plan.schedule(2, (16, 16, 16)), problem, Epilogue(("relu",)))
-    assert schedule.weight_last is not None
-    for launches in (schedule.launches, schedule.weight_last.launches):
+    as_it_lies = schedule.on_weights[WeightLayout(channels_last=True)]
+    for launches in (schedule.launches, as_it_lies.launches):
         assert dict(launches[-1].kernel.macros)["CONVT3D_FUSION"] == "Relu"
 
 

@@ -41,7 +41,7 @@ from convt3d.cuda.plan.ampere_gather.cost import work_of
 from convt3d.cuda.plan.axes import Axis
 from convt3d.cuda.plan.extents import even_cuts
 from convt3d.cuda.plan.wgrad.search import candidates as wgrad_candidates
-from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, round_up
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, WeightLayout, round_up
 from convt3d.cuda.tuning import CANDIDATES
 from convt3d.export.host import plain
 from convt3d.geometry import Geometry
@@ -366,7 +366,8 @@ def test_stages_of_weights_as_they_are_fit_shared_memory(resident: bool) -> None
         tile = replace(tile, column_tile=64, weight_stages=27, resident_weights=True)
     plan = ndhwc.WgmmaNdhwcPlan(problem, tile, Gpu())
     assert plan.serves(4, (32, 32, 32))
-    as_it_is = plan.schedule(4, (32, 32, 32)).flipped_last
+    flipped_last = WeightLayout(channels_last=True, flipped=True)
+    as_it_is = plan.schedule(4, (32, 32, 32)).on_weights.get(flipped_last)
     if resident:
         assert as_it_is is None
     else:

@@ -30,6 +30,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "src"))
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 from convt3d.cuda import compiler, plan, tuning
 from convt3d.cuda.epilogue import attach, epilogue_of, settle, starts_aligned
+from convt3d.cuda.operation import Operation
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
 from convt3d.fusion import fusion_of
 from convt3d.geometry import Geometry
@@ -446,7 +447,8 @@ def check(arguments):
         operands = one.tensors(t) if arguments.fused else ()
         out = t["target"] if arguments.fused else out
         try:
-            run = functools.partial(tuning.runner(one, batch, size, t), operands)
+            operation = Operation.of(problem, batch, size, t["weight"])
+            run = functools.partial(tuning.runner(one, operation, t), operands)
             run()
             torch.cuda.synchronize()
         except Exception as error:

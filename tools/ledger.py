@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "src"))
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 from convt3d.cuda import plan
 from convt3d.cuda.epilogue import FUSING
-from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan, Problem, Schedule
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan, Problem, Schedule, WeightLayout
 from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
 from support import ledger
@@ -287,7 +287,7 @@ def programs_of(one: Plan, batch: int, size: Triple, target: str, name: str) -> 
             macros = tuple((n.removeprefix(ledger.PREFIX), v) for n, v in spec.macros)
             program = Program(f"{describe(problem)}, {name}", spec.file, target, macros)
             yield Candidate(program, *features(program, problem))
-        schedule = schedule.weight_last
+        schedule = schedule.on_weights.get(WeightLayout(channels_last=True))
 
 
 def describe(problem: Problem) -> str:

@@ -31,6 +31,7 @@ from kernel_check import compile_all, make, matches, processes, tensors_of
 from convt3d.bench import shapes as named_shapes
 from convt3d.bench.shapes import Shape
 from convt3d.cuda import tuning
+from convt3d.cuda.operation import Operation
 from convt3d.cuda.plan import problem_for, ranked_plans, table
 from convt3d.cuda.schedule import OPERATIONS, Gpu
 from convt3d.geometry import Geometry
@@ -192,7 +193,8 @@ def timed(job, failed, flush, repeats):
             facts["failed"] = "did not compile"
             continue
         try:
-            run = tuning.runner(one, job.batch, job.size, t)
+            operation = Operation.of(job.problem, job.batch, job.size, t["weight"])
+            run = tuning.runner(one, operation, t)
             out.fill_(float("nan"))
             run()
             torch.cuda.synchronize()

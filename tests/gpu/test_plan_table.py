@@ -9,6 +9,7 @@ import torch
 
 from convt3d import reference
 from convt3d.cuda import tuning
+from convt3d.cuda.operation import Operation
 from convt3d.cuda.plan import table
 from convt3d.cuda.schedule import Gpu
 from convt3d.precision import Arithmetic
@@ -51,7 +52,8 @@ def test_winners_are_right(key: str) -> None:
     else:
         want = reference.grad_weight(double["source"], double["target"], g)
     out.fill_(torch.nan)
-    run = tuning.runner(winner.plan, batch, size, tensors)
+    operation = Operation.of(problem, batch, size, weight)
+    run = tuning.runner(winner.plan, operation, tensors)
     run()
     first = out.clone()
     run()

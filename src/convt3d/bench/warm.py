@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -11,7 +12,8 @@ from convt3d.bench.shapes import Shape
 from convt3d.cuda import tuning
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.operation import Operation
-from convt3d.cuda.schedule import Gpu
+from convt3d.cuda.schedule import Gpu, Plan, Problem
+from convt3d.geometry import Triple
 from convt3d.layout import strides
 from convt3d.operations import OPERATIONS
 
@@ -52,9 +54,14 @@ def operations(
 
 def candidates(operations: Sequence[Operation], gpu: Gpu) -> set[KernelSpec]:
     """The kernels that these operations time under torch.backends.cudnn.benchmark."""
+
+    @functools.cache  # operations whose weights lie otherwise have the same
+    def plans(problem: Problem, batch: int, size: Triple) -> list[Plan]:
+        return tuning.candidates(problem, batch, size, gpu, tuning.QUICK)
+
     found: set[KernelSpec] = set()
     for operation in operations:
         problem, size = operation.problem.canonical(operation.input_size)
-        for plan in tuning.candidates(problem, operation.batch, size, gpu, tuning.QUICK):
+        for plan in plans(problem, operation.batch, size):
             found.update(one.kernel for one in operation.launched_by(plan).schedule.launches)
     return found

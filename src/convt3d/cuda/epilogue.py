@@ -195,17 +195,12 @@ def attach(schedule: Schedule, problem: Problem, epilogue: Epilogue) -> Schedule
             arguments = [_sliced(a, problem, epilogue) for a in launch.arguments]
             launch = replace(launch, arguments=(*arguments, *epilogue.arguments))
         launches.append(launch)
-
-    def attached(suited: Schedule | None) -> Schedule | None:
-        return suited and attach(suited, problem, epilogue)
-
     return replace(
         schedule,
         launches=tuple(launches),
-        weight_last=attached(schedule.weight_last),
-        weight_dense=attached(schedule.weight_dense),
-        flipped_last=attached(schedule.flipped_last),
-        flipped_dense=attached(schedule.flipped_dense),
+        on_weights={
+            layout: attach(one, problem, epilogue) for layout, one in schedule.on_weights.items()
+        },
     )
 
 

@@ -197,9 +197,10 @@ class Operation(NamedTuple):
             _, input_size = problem.canonical(input_size)
             weight_strides, offset = flipped(self.geometry.weight_size, weight_strides)
         planned = plan.schedule(self.batch, input_size)
-        schedule = planned.suited_to(plan.problem.geometry.weight_size, weight_strides)
-        if planned.as_it_lies(schedule):
-            offset = 0
+        layout = planned.layout_of(plan.problem.geometry.weight_size, weight_strides)
+        schedule = planned if layout is None else planned.on_weights[layout]
+        if layout is not None and layout.flipped:
+            offset = 0  # it reads the weight as it lies in memory
         epilogue, left = with_bias(self.epilogue, problem, plan.problem), ""
         if not epilogue.empty:
             epilogue, left = settle(schedule, plan.problem, epilogue)

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -319,47 +319,54 @@ class Launch:
 WEIGHT_STRIDES = tuple(f"weight_stride_{axis}" for axis in ("in", "out", "d", "h", "w"))
 
 
+class WeightLayout(NamedTuple):
+    """How a weight lies in memory, if without gaps; or that whose view by :func:`flipped` it is."""
+
+    channels_last: bool
+    flipped: bool = False
+
+    def strides(self, weight_size: Sequence[int]) -> tuple[int, ...]:
+        """Of a weight of this size, in elements."""
+        if not self.flipped:
+            return dense_strides(tuple(weight_size), self.channels_last)
+        c_in, c_out, *kernel = weight_size
+        in_memory = (c_out, c_in, *kernel)
+        return flipped(in_memory, dense_strides(in_memory, self.channels_last))[0]
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The launches of one call, in order, and the scratch memory they share (bytes by name).
 
     Tensors named in ``aligned`` must start at a multiple of 16 bytes, as those of tensor maps must
     anyway: others are copied before the launch. ``sums_bias``: a gradient by weight that brings the
-    one by bias along. ``weight_last`` and ``weight_dense``: what runs instead where the weight is
-    channels_last, or contiguous; ``flipped_last`` and ``flipped_dense``: where it is the view by
-    :func:`flipped` of one that is.
+    one by bias along. ``on_weights``: what runs instead where the weight has one of these layouts,
+    the first that it has; where that is flipped, on the weight that the view is of.
     """
 
     launches: tuple[Launch, ...]
     workspaces: Mapping[str, int] = field(default_factory=dict)
     aligned: tuple[str, ...] = ()
     sums_bias: bool = False
-    weight_last: Schedule | None = None
-    weight_dense: Schedule | None = None
-    flipped_last: Schedule | None = None
-    flipped_dense: Schedule | None = None
+    on_weights: Mapping[WeightLayout, Schedule] = field(default_factory=dict)
 
-    def suited_to(self, weight_size: Sequence[int], weight_strides: Sequence[int]) -> Schedule:
-        """What to run on a weight of these strides, in elements."""
-        c_in, c_out, *kernel = weight_size
-        turned = (c_out, c_in, *kernel)  # as a flipped weight lies in memory
-        every = (
-            (self.weight_last, dense_strides(weight_size, True)),
-            (self.weight_dense, dense_strides(weight_size, False)),
-            (self.flipped_last, flipped(turned, dense_strides(turned, True))[0]),
-            (self.flipped_dense, flipped(turned, dense_strides(turned, False))[0]),
-        )
-        for schedule, strides in every:
-            if schedule is not None and all(
+    def layout_of(
+        self, weight_size: Sequence[int], weight_strides: Sequence[int]
+    ) -> WeightLayout | None:
+        """Which of ``on_weights`` a weight of these strides (in elements) has, if any."""
+        for layout in self.on_weights:
+            strides = layout.strides(weight_size)
+            if all(
                 n == 1 or a == b
                 for n, a, b in zip(weight_size, weight_strides, strides, strict=True)
             ):
-                return schedule
-        return self
+                return layout
+        return None
 
-    def as_it_lies(self, schedule: Schedule) -> bool:
-        """Whether one that is suited reads a flipped weight from where it begins in memory."""
-        return schedule is self.flipped_last or schedule is self.flipped_dense
+    def suited_to(self, weight_size: Sequence[int], weight_strides: Sequence[int]) -> Schedule:
+        """What to run on a weight of these strides, in elements."""
+        layout = self.layout_of(weight_size, weight_strides)
+        return self if layout is None else self.on_weights[layout]
 
 
 class Plan(Protocol):

@@ -150,7 +150,7 @@ def tune_here(
         flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
 
         def measure(plan: Plan) -> float:
-            return milliseconds(runner_of(plan, operation, tensors), flush=flush)
+            return milliseconds(runner(plan, operation, tensors), flush=flush)
 
         return tune(canonical, batch, size, gpu, measure, count)
 
@@ -215,18 +215,11 @@ def operands(
     return {name: t.normal_(generator=generator) for name, t in tensors.items()}
 
 
-def runner(
-    plan: Plan, batch: int, input_size: Sequence[int], tensors: Mapping[str, Tensor]
-) -> Callable[[], None]:
-    """A function that launches a plan on given tensors (source, target, weight, bias by name)."""
-    operation = Operation.of(plan.problem, batch, input_size, tensors["weight"])
-    return runner_of(plan, operation, tensors)
+def runner(plan: Plan, operation: Operation, tensors: Mapping[str, Tensor]) -> Callable[[], None]:
+    """A function that runs an operation by a plan, its own or that of its canonical form.
 
-
-def runner_of(
-    plan: Plan, operation: Operation, tensors: Mapping[str, Tensor]
-) -> Callable[[], None]:
-    """The same for an operation that the plan runs, if by another as its canonical form."""
+    ``tensors``: source, target, weight and bias by name.
+    """
     call = launch.bind_plan(plan, operation)
     four = (tensors["source"], tensors["weight"], tensors["target"], tensors.get("bias"))
     return functools.partial(call.run, *four)

@@ -249,11 +249,11 @@ _OTHER_CALL = """\
 """
 
 
-_OF_CAPABILITY = '''
+_COMPILED_FOR = '''
 _devices = {}
 
 
-def of_capability(device):
+def compiled_for(device):
     """Whether a device is one that these kernels are compiled for; PyTorch is asked once."""
     if device not in _devices:
         _devices[device] = torch.cuda.get_device_capability(device) == (9, 0)
@@ -268,7 +268,7 @@ def _served(layer: Layer, only: bool, watched: bool) -> str:
     if only:
         size = (layer.batch, layer.geometry.in_channels, *layer.input_size)
         conditions.append(f"input.shape == {size}")
-        conditions.append("of_capability(input.device)")
+        conditions.append("compiled_for(input.device)")
     elif not layer.geometry.transposed and max(layer.geometry.stride) > 1:
         # Others are the output of a transposed layer with another output padding.
         conditions.append(
@@ -280,7 +280,7 @@ def _served(layer: Layer, only: bool, watched: bool) -> str:
     if not conditions:
         return ""
     joined = "\n        and ".join(conditions)
-    return f'''{_OF_CAPABILITY if only else ""}
+    return f'''{_COMPILED_FOR if only else ""}
 def served(input):
     """Whether these kernels run a call; PyTorch's operator runs all others."""
     return (

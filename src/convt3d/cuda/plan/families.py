@@ -124,9 +124,9 @@ _MANY_SLOTS = 16
 def order(problem: Problem) -> Order:
     """In which order families are asked.
 
-    Where some come first, that choice took 0.87 to 0.98 times as long, in the mean over such
-    problems, as that of the least cost: 8095 plans of 705 problems, timed in one run on an H200.
-    docs/performance.md says how far choices are from the best of all on layers drawn at random.
+    Where some come first, that choice took 0.6 to 0.98 times as long on an H200, in the mean over
+    such problems, as that of the least cost. docs/performance.md says how far choices are from the
+    best of all on layers drawn at random.
     """
     one_tap = max(problem.geometry.kernel_size) == 1
     first: tuple[Ranked, ...] = ()
@@ -182,8 +182,8 @@ def _dense_16_bit(problem: Problem) -> tuple[tuple[Ranked, ...], tuple[Ranked, .
     if max(g.stride) == 1:
         return (), _CONVOLUTIONS
     if not (problem.source_channels_last and problem.target_channels_last):
-        # The sweep is better than what costs least where TMA cannot bring lines: 23 layers took
-        # 0.7 times as long by this order.
+        # Beside what costs least, the first took 0.62 times as long in 16 layers. Where it
+        # declines, since TMA cannot bring their lines, the sweep took 0.94 times (0.4 to 2.4, 6).
         return () if problem.forward else (strided_dgrad.ranked, sweep.ranked), _CONVOLUTIONS
     if problem.forward:
         # Phases of one or two taps, half of whose columns are empty: 7 layers took 0.6 times as

@@ -25,6 +25,7 @@ from convt3d.cuda.schedule import (
     Launch,
     Schedule,
     TensorMap,
+    WeightLayout,
     div_up,
     geometry_macros,
     macros,
@@ -67,35 +68,33 @@ class WgmmaNdhwcPlan(NdhwcLayout):
             return self._schedule(batch, input_size)
         # Packed, the same tile's weights are fewer bytes, or as many.
         packed = with_tile(self, direct=False).schedule(batch, input_size)
-        last = self._schedule(batch, input_size)
-        g = self.problem.geometry
-        if not self.problem.forward:
-            return replace(packed, weight_last=last, weight_dense=self._copied(last, g.weight_size))
-        turned = (g.out_channels, g.in_channels, *g.kernel_size)
-        if self.k_major:
-            return replace(packed, flipped_last=last, flipped_dense=self._copied(last, turned))
+        direct = self._schedule(batch, input_size)
+        if not self.problem.forward or self.k_major:
+            return replace(packed, on_weights=self._on_k_major_weights(direct))
         k_major = self._on_k_major(batch, self.problem.extents(input_size)[1])
         flipped = k_major._schedule(batch, input_size) if k_major else None
-        return replace(
-            packed,
-            weight_last=last,
-            flipped_last=flipped,
-            flipped_dense=flipped and self._copied(flipped, turned),
-        )
+        others = self._on_k_major_weights(flipped) if flipped else {}
+        return replace(packed, on_weights={WeightLayout(channels_last=True): direct, **others})
 
-    def _copied(self, direct: Schedule, weight_size: Sequence[int]) -> Schedule | None:
-        """The same on a copy of contiguous weights whose source channels are second in memory.
+    def _on_k_major_weights(self, direct: Schedule) -> dict[WeightLayout, Schedule]:
+        """What runs on weights whose source channels are second in memory.
 
-        Packing reads these one column after the other, and took 1.05 to 2.2 times as long, with the
-        product, in 7 layers and types at 4^3 to 16^3; where columns are second, 0.9 to 1.0 times.
-        Beside contiguous activations alone: the product waits for what was copied only where it
-        reads these from a copy, too.
+        Those in channels_last are read as they lie. Contiguous ones are copied to channels_last
+        before: packing, which reads them one column after the other, took 1.05 to 2.2 times as
+        long, with the product, in 7 layers and types at 4^3 to 16^3. (Where columns are second, it
+        took 0.9 to 1.0 times as long.) They are copied beside contiguous activations alone: the
+        product waits for what was copied only where it reads these from a copy, too.
         """
-        samples, channels, *kernel = weight_size
+        g, flipped = self.problem.geometry, self.problem.forward
+        found = {WeightLayout(True, flipped): direct}
+        samples, channels = g.weight_size[:2]
+        if flipped:
+            samples, channels = channels, samples
         uneven = channels * self.problem.element_bytes % MAP_ALIGNMENT
-        if self.problem.source_channels_last or uneven:
-            return None
-        return copied_first(direct, self.problem, "weight", channels, samples, kernel)
+        if not self.problem.source_channels_last and not uneven:
+            copied = copied_first(direct, self.problem, "weight", channels, samples, g.kernel_size)
+            found[WeightLayout(False, flipped)] = copied
+        return found
 
     def _on_k_major(self, batch: int, target: Sequence[int]) -> WgmmaNdhwcPlan | None:
         """The same tile on weights whose source channels are neighbours, if these can be read.

@@ -74,7 +74,8 @@ def call_cycles(plan: PhasesLayout, shape: PhasesShape, batch: int, target: Sequ
     floor = moved / MEMORY_BYTES / plan.gpu.multiprocessors
     whole = max(rounds * work_tile(plan, shape, target, walked), floor)
     if t.store_warps:
-        whole += _sending(plan, shape, target)  # of a CTA's last work tile, beside no other
+        # No products run beside the store warps when these send a CTA's last work tile.
+        whole += _sending(plan, shape, target)
     if t.stores_per_warp and not plan.wide(shape, target):
         # Pieces of 16 units, and what lies in another line, share sectors of L2.
         pieces = moved / p.element_bytes / 32 * (1 + 16 / shape.units[3])
@@ -225,7 +226,8 @@ def _with_sent(plan: PhasesLayout, item: float, shape: PhasesShape, target: Sequ
     # All of a work tile is staged at once: rounds for which there is no buffer wait for others.
     item += 1.5 * sent * max(0.0, 1 - plan.buffers(shape, target) / plan.staging_rounds)
     filled = t.column_tile * staging.runs * (_FILLED_RUN + _run_bytes(plan, staging) * _FILLED_BYTE)
-    filled *= _slots(plan)[1] - _slots(plan)[0]
+    live, slots = _slots(plan)
+    filled *= slots - live
     return overlapped(item, sent, filled) * _SENT
 
 
@@ -235,7 +237,8 @@ def _sending(plan: PhasesLayout, shape: PhasesShape, target: Sequence[int]) -> f
     staging = plan.staging(shape, target)
     runs = t.round_columns * staging.runs
     one = _ROUND + runs * (_SENT_RUN + _run_bytes(plan, staging) * _SENT_BYTE)
-    rounds = _slots(plan)[0] * t.column_tile / t.round_columns
+    live, _ = _slots(plan)
+    rounds = live * t.column_tile / t.round_columns
     return rounds * one / min(t.store_warps, plan.buffers(shape, target))
 
 

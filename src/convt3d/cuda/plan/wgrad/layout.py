@@ -74,6 +74,7 @@ class Layout:
         """A tile of these positions; None where it does not fit."""
         k = self.kernel
         room = k.gpu.shared_per_block
+        # Of many tiles x alone has no room: their planes need not be laid out.
         if k.stages * self._source_bytes(positions) > room:
             return None
         plane = self._plane(positions)

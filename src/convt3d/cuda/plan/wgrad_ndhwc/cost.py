@@ -11,7 +11,7 @@ from convt3d.cuda.schedule import div_up
 
 # Bytes a cycle of one multiprocessor that L2 brings, shared memory moves and DRAM takes, and TMA's
 # latency in cycles, fitted to 510 timings of 66 layers on an H200; cycles of a step's barriers, and
-# of a position of a box, however few bytes it has, to those of 56 further layers.
+# of a position of a box, however few bytes it has, to 56 further problems.
 _L2_BYTES, _SHARED_BYTES, _DRAM_BYTES = 44.0, 175.0, 16.0
 _STEP_CYCLES, _LATENCY_CYCLES, _POSITION_CYCLES = 210.0, 1125.0, 2.5
 # Cycles of a CTA besides its steps, of the second launch, and of a cluster, to meet twice; of a
