@@ -209,6 +209,12 @@ CONTIGUOUS: list[tuple[Case, dict[str, Any]]] = [
         Case("k213 s1, three chunks", "grad_input", Arithmetic.F16),
         {"flipped": True, "direct": True, "cluster": 3},
     ),
+    # Of target channels of 16 bits, which lie as they are read then, and of others, which are
+    # transposed: all that belongs to a source channel is a line.
+    (Case("k3 s2, three chunks", "forward", Arithmetic.F16), {"direct": True, "split": 2}),
+    (Case("k213 s1, three chunks", "forward", Arithmetic.BF16), {"direct": True, "cluster": 3}),
+    (Case("k213 s1, three chunks", "forward", Arithmetic.TF32), {"direct": True, "phased": 3}),
+    (Case("k4 s2, planes of 16", "forward", Arithmetic.TF32), {"direct": True, "phased": 2}),
     # Of different layouts.
     (Case("k1 s1, one phase", "forward", Arithmetic.BF16, True, False), {"phased": 1}),
     (Case("k3 p1, 32 channels", "forward", Arithmetic.F16, False, True), {"phased": 3}),

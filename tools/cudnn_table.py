@@ -3,6 +3,7 @@
     python tools/cudnn_table.py --shape all          rows of another GPU than an H200 name it
     python tools/cudnn_table.py --shape kb61 --shape n=2,in=64,out=32,size=64,k=3,p=1
     python tools/cudnn_table.py --shape all --operation grad_weight --layout ndhwc
+    python tools/cudnn_table.py --again 0.85         rows of at least so much, ours to PyTorch
 
 Every operation, in TF32 and bfloat16, NCDHW and channels_last_3d. Rows of the same layer,
 operation, element and layout are replaced, all others stay. What is
@@ -84,21 +85,27 @@ def key(row: dict[str, Any]) -> tuple[Any, ...]:
 def main() -> None:
     torch.backends.cudnn.allow_tf32 = True  # tells jobs what is IEEE-grade
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", action="append", required=True, help="as of convt3d bench")
+    parser.add_argument("--shape", action="append", help="as of convt3d bench")
+    parser.add_argument("--again", type=float, help="rows of at least this ours / PyTorch's alone")
     parser.add_argument("--out", type=pathlib.Path, default=TABLE, help="table to update")
     parser.add_argument("--operation", default=",".join(OPERATIONS), help="of these alone")
     parser.add_argument("--layout", default="ncdhw,ndhwc", help="of these alone")
     arguments = parser.parse_args()
+    if not arguments.shape and arguments.again is None:
+        parser.error("--shape or --again")
+    old = [json.loads(line) for line in TABLE.read_text().splitlines()]
+    near = {key(row) for row in old if row["ours_ms"] / row["pytorch_ms"] >= (arguments.again or 0)}
+    names = arguments.shape or dict.fromkeys(name for name, *_ in near)
     operations, layouts = arguments.operation.split(","), arguments.layout.split(",")
     todo = [
         job
-        for job in jobs(shapes.select(arguments.shape))
+        for job in jobs(shapes.select(names))
         if job[1].operation in operations
         and ("ndhwc" if job[1].channels_last else "ncdhw") in layouts
+        and (arguments.again is None or key(cudnn.row(*job[1:], cudnn.Times(0, 0), job[0])) in near)
     ]
     with multiprocessing.get_context("fork").Pool() as pool:  # before CUDA is initialised
         pool.map(compile_one, todo, chunksize=1)
-    old = [json.loads(line) for line in TABLE.read_text().splitlines()]
     found = list(measure(todo))
     new = {key(row) for row in found}
     kept = [row for row in old if key(row) not in new]

@@ -12,6 +12,9 @@
 // The channels of 16 bytes of the copy are a group, whose lines begin four words further on than
 // those of the group before, modulo 32. A lane reads a word of each channel of a group; eight lanes
 // have the groups of a line of the copy, and the 32 of a warp read from 32 banks.
+//
+// Channels of few positions, as of weights, whose lines are no whole vectors, lie in one run: it is
+// read, and kept in shared memory, as it lies.
 #include "device/types.cuh"
 #include "geometry/axis.cuh"
 
@@ -72,6 +75,45 @@ struct ChannelsLastTile {
         store_shared(at, value[i].x, value[i].y, value[i].z, value[i].w);
     }
   }
+  /// Whether the tile has all positions, of lines that are no whole vectors.
+  CONVT3D_DEVICE bool is_run() const {
+    return positions <= Config::positions && positions % Config::vector != 0;
+  }
+  /// Reads the run of all channels of the tile.
+  CONVT3D_DEVICE void read_run() const {
+    const int count = min(Config::channels, channels - first_channel) * positions / Config::vector;
+    const uint4* run = reinterpret_cast<const uint4*>(from + int64_t(first_channel) * positions);
+    constexpr int loads = Config::channels * Config::positions / Config::vector / Config::threads;
+    uint4 value[loads];
+#pragma unroll
+    for (int i = 0; i < loads; ++i) {
+      const int index = i * Config::threads + threadIdx.x;
+      if (index < count) value[i] = __ldg(run + index);
+    }
+#pragma unroll
+    for (int i = 0; i < loads; ++i) {
+      const uint32_t at = tile + 16 * (i * Config::threads + threadIdx.x);
+      store_shared(at, value[i].x, value[i].y, value[i].z, value[i].w);
+    }
+  }
+  /// A thread writes 16 bytes of channels of a position at a time.
+  CONVT3D_DEVICE void write_run() const {
+    const int channel = threadIdx.x % 8 * Config::vector;
+    if (first_channel + channel >= channels) return;
+    for (int position = threadIdx.x / 8; position < positions; position += Config::threads / 8) {
+      const uint32_t at = tile + (channel * positions + position) * Config::element_bytes;
+      uint32_t v[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if constexpr (Config::element_bytes == 4)
+          v[i] = load_shared(at + 4 * i * positions);
+        else
+          v[i] = load_shared_half(at + 4 * i * positions) |
+                 load_shared_half(at + (4 * i + 2) * positions) << 16;
+      *reinterpret_cast<uint4*>(to + int64_t(position) * channels + first_channel + channel) =
+          make_uint4(v[0], v[1], v[2], v[3]);
+    }
+  }
   /// A thread writes 16 bytes of channels, of the positions of a word.
   CONVT3D_DEVICE void write() const {
     const int channel = threadIdx.x % 8 * Config::vector, word = threadIdx.x / 8;
@@ -121,11 +163,18 @@ extern "C" __global__ void __launch_bounds__(convt3d::ChannelsLastConfig::thread
                               int(blockIdx.x / across % along) * Config::channels,
                               int(blockIdx.x % across) * Config::positions,
                               shared_address(tile)};
-  if (positions % Config::vector == 0 && reinterpret_cast<uint64_t>(from) % 16 == 0)
+  const bool aligned = reinterpret_cast<uint64_t>(from) % 16 == 0;
+  const bool run = aligned && copy.is_run();
+  if (run)
+    copy.read_run();
+  else if (aligned && positions % Config::vector == 0)
     copy.read<Config::vector, uint4>();
   else
     copy.read<1, Config::Storage>();
   __syncthreads();
-  copy.write();
+  if (run)
+    copy.write_run();
+  else
+    copy.write();
   grid_dependency_wait();  // so that whoever waits for this kernel has waited for that before, too
 }

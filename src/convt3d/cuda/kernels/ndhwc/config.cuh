@@ -179,9 +179,10 @@ struct NdhwcConfig : Convolution {
   // memory, a row is a source channel's columns of one tap: stages [tap0][tap1][64 columns][channel]
   // [128 bytes]. Where source channels are (`k_major`), it is a column's chunk: stages [tap0][tap1]
   // [column][128 bytes]; so the gradient by input sees a weight, and in reverse order of its taps
-  // the forward pass that stands for one of stride 1.
+  // (`flipped`) the forward pass that stands for one of stride 1.
   static constexpr bool direct = CONVT3D_DIRECT != 0;
-  static constexpr bool k_major = CONVT3D_DIRECT == 2;
+  static constexpr bool k_major = CONVT3D_DIRECT >= 2;
+  static constexpr bool flipped = CONVT3D_DIRECT == 3;
   static constexpr int box_columns = 64;
   static constexpr int column_boxes = div_up(column_tile, box_columns);
   static constexpr int column_box_bytes = chunk_channels * 128;

@@ -77,7 +77,7 @@ struct NdhwcColumns {
         if constexpr (Config::k_major) {
           constexpr int last = Axis0::kernel * Axis1::kernel * Axis2::kernel - 1;
           tma_load_3d(at, map, chunk * Config::chunk_channels,
-                      Config::forward ? last - number : number, first_column, barrier);
+                      Config::flipped ? last - number : number, first_column, barrier);
         } else {
 #pragma unroll
           for (int box = 0; box < Config::column_boxes; ++box)

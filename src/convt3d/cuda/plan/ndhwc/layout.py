@@ -159,6 +159,11 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
         return self.tile.direct and not self.may_be_n_major
 
     @property
+    def flipped(self) -> bool:
+        """Whether taps of such weights are in reverse, as those of a Conv3d's forward pass are."""
+        return self.k_major and self.problem.forward
+
+    @property
     def stage_bytes(self) -> int:
         if self.by_warps:
             return div_up(self.paired_products, 2) * self.fragments * 512

@@ -47,7 +47,7 @@ class WgmmaNdhwcPlan(NdhwcLayout):
             "split": t.split,
             "groups_per_tile": t.groups_per_tile,
             "samples_inside": t.samples_inside,
-            "direct": 2 if self.k_major else t.direct,
+            "direct": t.direct + self.k_major + self.flipped,
             "fills": t.fills,
             "cluster": t.cluster,
             "staged_columns": self.staged_columns,
@@ -69,32 +69,45 @@ class WgmmaNdhwcPlan(NdhwcLayout):
         # Packed, the same tile's weights are fewer bytes, or as many.
         packed = with_tile(self, direct=False).schedule(batch, input_size)
         direct = self._schedule(batch, input_size)
-        if not self.problem.forward or self.k_major:
-            return replace(packed, on_weights=self._on_k_major_weights(direct))
+        g, forward = self.problem.geometry, self.problem.forward
+        if not self.may_be_n_major:
+            found = self._on_weights(direct, flipped=forward)
+            if forward:
+                # As one sample of channels and all that belongs to each.
+                kept = _Unflipped(self.problem, self.tile, self.gpu)._schedule(batch, input_size)
+                each = (g.out_channels, *g.kernel_size)
+                found |= self._on_copied(kept, 1, g.in_channels, each, flipped=False)
+            return replace(packed, on_weights=found)
+        found = self._on_weights(direct, flipped=False)
         k_major = self._on_k_major(batch, self.problem.extents(input_size)[1])
-        flipped = k_major._schedule(batch, input_size) if k_major else None
-        others = self._on_k_major_weights(flipped) if flipped else {}
-        return replace(packed, on_weights={WeightLayout(channels_last=True): direct, **others})
+        if k_major:
+            found |= self._on_weights(k_major._schedule(batch, input_size), flipped=True)
+        return replace(packed, on_weights=found)
 
-    def _on_k_major_weights(self, direct: Schedule) -> dict[WeightLayout, Schedule]:
-        """What runs on weights whose source channels are second in memory.
-
-        Those in channels_last are read as they lie. Contiguous ones are copied to channels_last
-        before: packing, which reads them one column after the other, took 1.05 to 2.2 times as
-        long, with the product, in 7 layers and types at 4^3 to 16^3. (Where columns are second, it
-        took 0.9 to 1.0 times as long.) They are copied beside contiguous activations alone: the
-        product waits for what was copied only where it reads these from a copy, too.
-        """
-        g, flipped = self.problem.geometry, self.problem.forward
-        found = {WeightLayout(True, flipped): direct}
-        samples, channels = g.weight_size[:2]
+    def _on_weights(self, direct: Schedule, *, flipped: bool) -> dict[WeightLayout, Schedule]:
+        """What runs on weights that are read as they lie, in channels_last, or copied to that."""
+        samples, channels, *kernel = self.problem.geometry.weight_size
         if flipped:
             samples, channels = channels, samples
-        uneven = channels * self.problem.element_bytes % MAP_ALIGNMENT
-        if not self.problem.source_channels_last and not uneven:
-            copied = copied_first(direct, self.problem, "weight", channels, samples, g.kernel_size)
-            found[WeightLayout(False, flipped)] = copied
-        return found
+        copied = self._on_copied(direct, samples, channels, kernel, flipped=flipped)
+        return {WeightLayout(True, flipped): direct, **copied}
+
+    def _on_copied(
+        self, direct: Schedule, samples: int, channels: int, each: Sequence[int], *, flipped: bool
+    ) -> dict[WeightLayout, Schedule]:
+        """What runs on contiguous weights, if they may be copied.
+
+        Packing, which reads them one column after the other, takes longer. They are copied beside
+        contiguous activations alone: the product waits for what was copied only where it reads
+        these from a copy, too.
+        """
+        if (
+            self.problem.source_channels_last
+            or channels * self.problem.element_bytes % MAP_ALIGNMENT
+        ):
+            return {}
+        copied = copied_first(direct, self.problem, "weight", channels, samples, each)
+        return {WeightLayout(False, flipped): copied}
 
     def _on_k_major(self, batch: int, target: Sequence[int]) -> WgmmaNdhwcPlan | None:
         """The same tile on weights whose source channels are neighbours, if these can be read.
@@ -214,3 +227,9 @@ class _KMajor(WgmmaNdhwcPlan):
     """The same tile on weights whose source channels are neighbours."""
 
     k_major = True
+
+
+class _Unflipped(WgmmaNdhwcPlan):
+    """The same on a copy of weights, whose taps are in order."""
+
+    flipped = False
