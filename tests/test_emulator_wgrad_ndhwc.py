@@ -130,6 +130,8 @@ def run(plan: WgmmaWgradNdhwcPlan, x: Any, gy: Any, last: bool = True, **options
     copies = 2 - p.source_channels_last - p.target_channels_last
     files = [spec.file for spec in gpu.launches]
     assert files[:copies] == ["layout/channels_last.cu"] * copies
+    if files[-1] == "layout/channels_last.cu":  # of a contiguous weight
+        assert files.pop(-1) and not last and len(files) == copies + 1
     assert set(files[copies:]) == {"wgrad_ndhwc/kernel.cu"}
     return got, gpu
 
@@ -186,6 +188,22 @@ def test_clusters_where_work_tiles_are_few() -> None:
     contiguous = replace(problem, source_channels_last=False, target_channels_last=False)
     plans = [plan for _, plan in wgrad_ndhwc.ranked(contiguous, 2, (10, 12, 14), Gpu())]
     assert plans and all(plan.tile.cluster == 1 for plan in plans)
+
+
+@pytest.mark.parametrize("arithmetic", [BF16, TF32], ids=lambda a: a.value)
+@pytest.mark.parametrize(
+    ("kernel", "multiprocessors", "copied"),
+    [(3, 9, True), ((1, 2, 4), 1, True), (5, 9, False), (3, 132, False)],
+)
+def test_contiguous_weights_are_copied_from_whole_sums(
+    arithmetic: Arithmetic, kernel: Any, multiprocessors: int, copied: bool
+) -> None:
+    """Taps that are no whole vectors, a vector, and more than a tile has; sums that are split."""
+    gpu = replace(Gpu(), multiprocessors=multiprocessors)
+    tile = Tile(True, (2, 1), 1, 32, 32, 2)
+    plan = plan_of(layer((40, 72), kernel, 1, 1), arithmetic, tile, gpu, (False, False))
+    launches = check(plan, (4, 7, 8), 1, False).launches
+    assert (launches[-1].file == "layout/channels_last.cu") == copied
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec, name_of
 from convt3d.cuda.schedule import WEIGHT_STRIDES, Gpu, Launch, Problem, Schedule, TensorMap, div_up
 from convt3d.geometry import Triple
+from convt3d.layout import strides as dense_strides
 
 
 def packed_first(
@@ -98,21 +100,56 @@ def copied_first(
     copy = f"{tensor}_channels_last"
     launches = [_reads_copy(one, tensor, copy) for one in schedule.launches]
     at = next(i for i, one in enumerate(launches) if one != schedule.launches[i])
-    positions, position_bytes = math.prod(size), channels * problem.element_bytes
-    tiles = div_up(position_bytes, _LINE_BYTES)
+    positions = math.prod(size)
+    launch = _transposing(problem, tensor, copy, channels, batch, positions)
+    launches.insert(at, replace(launch, dependent=at > 0))
+    bytes_ = batch * positions * channels * problem.element_bytes
+    return replace(
+        schedule, launches=tuple(launches), workspaces={**schedule.workspaces, copy: bytes_}
+    )
+
+
+def weight_copied_last(schedule: Schedule, problem: Problem) -> Schedule | None:
+    """A schedule that writes a contiguous weight by a copy of one in channels_last, if it may be.
+
+    Args:
+        schedule: launches that write the weight, by its strides.
+        problem: a gradient by weight.
+    """
+    size = problem.geometry.weight_size
+    samples, positions, taps = size[0], size[1], math.prod(size[2:])
+    vector = 16 // problem.element_bytes
+    if taps % vector and (positions % vector or taps > _LINE_BYTES // problem.element_bytes):
+        return None
+    copy = "weight_channels_last"
+    strides = map(np.int64, dense_strides(size, True))
+    other: dict[Any, Any] = {"weight": copy, **dict(zip(WEIGHT_STRIDES, strides, strict=True))}
+    launches = [
+        replace(
+            one,
+            arguments=tuple(other.get(a, a) if isinstance(a, str) else a for a in one.arguments),
+        )
+        for one in schedule.launches
+    ]
+    launches.append(_transposing(problem, copy, "weight", taps, samples, positions))
+    workspaces = {**schedule.workspaces, copy: math.prod(size) * problem.element_bytes}
+    return replace(schedule, launches=tuple(launches), workspaces=workspaces)
+
+
+def _transposing(
+    problem: Problem, tensor: str, copy: str, channels: int, batch: int, positions: int
+) -> Launch:
+    """Copies [sample][channel][position] to [sample][position][channel]."""
+    tiles = div_up(channels * problem.element_bytes, _LINE_BYTES)
     tiles *= div_up(positions, _TILE_WORDS * 4 // problem.element_bytes)
     file = "layout/channels_last.cu"
-    launch = Launch(
+    return Launch(
         KernelSpec(file, f"convt3d_{name_of(file)}", problem.type_macros[:1]),
         batch * tiles,
         256,
         0,
         (tensor, copy, np.int32(channels), np.int32(positions)),
-        dependent=at > 0,
     )
-    launches.insert(at, launch)
-    workspaces = {**schedule.workspaces, copy: batch * positions * position_bytes}
-    return replace(schedule, launches=tuple(launches), workspaces=workspaces)
 
 
 def copy_cycles(bytes_: int, gpu: Gpu) -> float:

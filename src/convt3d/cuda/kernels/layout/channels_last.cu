@@ -14,7 +14,8 @@
 // have the groups of a line of the copy, and the 32 of a warp read from 32 banks.
 //
 // Channels of few positions, as of weights, whose lines are no whole vectors, lie in one run: it is
-// read, and kept in shared memory, as it lies.
+// read, and kept in shared memory, as it lies. Few channels that are no whole vectors, as the taps
+// of a channels_last weight that becomes contiguous, are written as one.
 #include "device/types.cuh"
 #include "geometry/axis.cuh"
 
@@ -114,6 +115,31 @@ struct ChannelsLastTile {
           make_uint4(v[0], v[1], v[2], v[3]);
     }
   }
+  /// Writes the run of all positions of the tile, which has all channels.
+  CONVT3D_DEVICE void write_as_run() const {
+    const int count =
+        min(Config::positions, positions - first_position) * channels / Config::vector;
+    uint4* run = reinterpret_cast<uint4*>(to + int64_t(first_position) * channels);
+    for (int index = threadIdx.x; index < count; index += Config::threads) {
+      int position = index * Config::vector / channels;
+      int channel = index * Config::vector - position * channels;
+      uint32_t v[4] = {};
+#pragma unroll
+      for (int i = 0; i < Config::vector; ++i) {
+        const uint32_t at = tile + 4 * tile_word(channel, position / Config::word_positions) +
+                            position % Config::word_positions * Config::element_bytes;
+        if constexpr (Config::element_bytes == 4)
+          v[i] = load_shared(at);
+        else
+          v[i / 2] |= load_shared_half(at) << i % 2 * 16;
+        if (++channel == channels) {
+          channel = 0;
+          ++position;
+        }
+      }
+      run[index] = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+  }
   /// A thread writes 16 bytes of channels, of the positions of a word.
   CONVT3D_DEVICE void write() const {
     const int channel = threadIdx.x % 8 * Config::vector, word = threadIdx.x / 8;
@@ -144,7 +170,8 @@ struct ChannelsLastTile {
 
 }  // namespace convt3d
 
-/// `channels` is a multiple of 16 bytes, and `to` is aligned to them.
+/// `channels` is a multiple of 16 bytes; or it is at most a tile's, and `positions` is one. `to` is
+/// aligned to them.
 extern "C" __global__ void __launch_bounds__(convt3d::ChannelsLastConfig::threads)
     convt3d_layout_channels_last(const convt3d::ChannelsLastConfig::Storage* from,
                                  convt3d::ChannelsLastConfig::Storage* to, int channels,
@@ -174,6 +201,8 @@ extern "C" __global__ void __launch_bounds__(convt3d::ChannelsLastConfig::thread
   __syncthreads();
   if (run)
     copy.write_run();
+  else if (channels % Config::vector != 0)
+    copy.write_as_run();
   else
     copy.write();
   grid_dependency_wait();  // so that whoever waits for this kernel has waited for that before, too

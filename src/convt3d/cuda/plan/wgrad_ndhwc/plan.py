@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.plan.launches import copied_first, copy_cycles
+from convt3d.cuda.plan.launches import copied_first, copy_cycles, weight_copied_last
 from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.position_box import Box
 from convt3d.cuda.plan.search import with_tile
@@ -20,6 +20,7 @@ from convt3d.cuda.schedule import (
     Launch,
     Schedule,
     TensorMap,
+    WeightLayout,
     div_up,
     geometry_macros,
     macros,
@@ -131,7 +132,20 @@ class WgmmaWgradNdhwcPlan(WgradNdhwcLayout):
             schedule = Schedule((product, self._reduce(splits)), workspaces)
         for name, channels, size in self._contiguous(input_size):
             schedule = copied_first(schedule, p, name, channels, batch, size)
+        if self.along_taps and splits == 1:
+            schedule = replace(schedule, on_weights=self._on_contiguous(batch, input_size))
         return schedule
+
+    def _on_contiguous(self, batch: int, input_size: Sequence[int]) -> dict[WeightLayout, Schedule]:
+        """What writes whole sums in channels_last, of which a copy is the contiguous weight.
+
+        The second pass, which writes runs of taps, reads float32 sums instead.
+        """
+        one = _AlongChannels(self.problem, self.tile, self.gpu)
+        if one.shared_bytes > self.gpu.shared_per_block:
+            return {}
+        copied = weight_copied_last(one.schedule(batch, input_size), self.problem)
+        return {} if copied is None else {WeightLayout(channels_last=False): copied}
 
     def _reduce(self, splits: int) -> Launch:
         """The second pass; a CTA has a run of blocks of 8 x 8 channels."""
@@ -209,3 +223,9 @@ def deepest(plan: WgmmaWgradNdhwcPlan) -> WgmmaWgradNdhwcPlan:
     """The plan with as many stages as fit."""
     stages = plan.gpu.shared_per_block // (plan.stage_bytes + BARRIER_BYTES)
     return with_tile(plan, stages=min(stages, _MOST_STAGES))
+
+
+class _AlongChannels(WgmmaWgradNdhwcPlan):
+    """The same, of a weight whose neighbours are channels of the gradient."""
+
+    along_taps = False
