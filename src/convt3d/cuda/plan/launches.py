@@ -92,10 +92,10 @@ def copied_first(
         schedule: launches of which the product has a map of the tensor as channels_last, before
             which it calls ``grid_dependency_wait()``.
         problem: whose element type the tensor has.
-        tensor: "source" or "target".
+        tensor: "source", "target" or "weight".
         channels: of the tensor, a multiple of 16 bytes.
         batch: samples.
-        size: its extents D, H and W.
+        size: its other extents.
     """
     copy = f"{tensor}_channels_last"
     launches = [_reads_copy(one, tensor, copy) for one in schedule.launches]

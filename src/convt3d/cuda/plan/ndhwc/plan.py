@@ -69,19 +69,17 @@ class WgmmaNdhwcPlan(NdhwcLayout):
         # Packed, the same tile's weights are fewer bytes, or as many.
         packed = with_tile(self, direct=False).schedule(batch, input_size)
         direct = self._schedule(batch, input_size)
-        g, forward = self.problem.geometry, self.problem.forward
-        if not self.may_be_n_major:
-            found = self._on_weights(direct, flipped=forward)
-            if forward:
-                # As one sample of channels and all that belongs to each.
-                kept = _Unflipped(self.problem, self.tile, self.gpu)._schedule(batch, input_size)
-                each = (g.out_channels, *g.kernel_size)
-                found |= self._on_copied(kept, 1, g.in_channels, each, flipped=False)
-            return replace(packed, on_weights=found)
-        found = self._on_weights(direct, flipped=False)
-        k_major = self._on_k_major(batch, self.problem.extents(input_size)[1])
-        if k_major:
-            found |= self._on_weights(k_major._schedule(batch, input_size), flipped=True)
+        found = self._on_weights(direct, flipped=self.flipped)
+        if self.may_be_n_major:
+            k_major = self._on_k_major(batch, self.problem.extents(input_size)[1])
+            if k_major:
+                found |= self._on_weights(k_major._schedule(batch, input_size), flipped=True)
+        elif self.flipped:
+            # Others are one sample of source channels, and of all that belongs to each.
+            g = self.problem.geometry
+            kept = _Unflipped(self.problem, self.tile, self.gpu)._schedule(batch, input_size)
+            each = (g.out_channels, *g.kernel_size)
+            found |= self._on_copied(kept, 1, g.in_channels, each, flipped=False)
         return replace(packed, on_weights=found)
 
     def _on_weights(self, direct: Schedule, *, flipped: bool) -> dict[WeightLayout, Schedule]:
