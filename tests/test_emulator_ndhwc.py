@@ -209,8 +209,8 @@ CONTIGUOUS: list[tuple[Case, dict[str, Any]]] = [
         Case("k213 s1, three chunks", "grad_input", Arithmetic.F16),
         {"flipped": True, "direct": True, "cluster": 3},
     ),
-    # Of target channels of 16 bits, which lie as they are read then, and of others, which are
-    # transposed: all that belongs to a source channel is a line.
+    # Of forward passes. In 16 bits weights are copied to channels_last; in TF32 they are
+    # transposed, which makes source channels neighbours.
     (Case("k3 s2, three chunks", "forward", Arithmetic.F16), {"direct": True, "split": 2}),
     (Case("k213 s1, three chunks", "forward", Arithmetic.BF16), {"direct": True, "cluster": 3}),
     (Case("k213 s1, three chunks", "forward", Arithmetic.TF32), {"direct": True, "phased": 3}),

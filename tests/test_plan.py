@@ -18,6 +18,7 @@ import torch
 
 from convt3d.bench import shapes
 from convt3d.cuda import codec
+from convt3d.cuda.operation import Operation
 from convt3d.cuda.plan import (
     ampere_gather,
     ampere_patch,
@@ -346,13 +347,14 @@ def test_kernel_equal_to_stride_needs_no_packing() -> None:
 def test_channels_last_weights_are_taken_as_they_are() -> None:
     geometry = Geometry(512, 256, (4, 4, 4), (2, 2, 2), (1, 1, 1))
     plan = plan_for("forward", geometry, (4, 4, 4), 64, torch.bfloat16, True)
-    weight = torch.empty(geometry.weight_size, device="meta")
+    weight = torch.empty(geometry.weight_size, dtype=torch.bfloat16, device="meta")
     for layout, files in (
         (torch.contiguous_format, ["ndhwc/pack.cu", "ndhwc/kernel.cu"]),
         (torch.channels_last_3d, ["ndhwc/kernel.cu"]),
     ):
-        strides = weight.contiguous(memory_format=layout).stride()
-        schedule = plan.schedule(64, (4, 4, 4)).suited_to(geometry.weight_size, strides)
+        laid_out = weight.contiguous(memory_format=layout)
+        operation = Operation.of(plan.problem, 64, (4, 4, 4), laid_out)
+        schedule = operation.launched_by(plan).schedule
         assert [launch.kernel.file for launch in schedule.launches] == files
         assert len(schedule.workspaces) == len(files) - 1
 

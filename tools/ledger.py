@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "src"))
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 from convt3d.cuda import plan
 from convt3d.cuda.epilogue import FUSING
-from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan, Problem, Schedule, WeightLayout
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Plan, Problem
 from convt3d.geometry import Geometry, Triple
 from convt3d.precision import Arithmetic
 from support import ledger
@@ -281,13 +281,12 @@ def layers() -> dict[str, tuple[Geometry, Triple]]:
 def programs_of(one: Plan, batch: int, size: Triple, target: str, name: str) -> Iterator[Candidate]:
     """The programs that a plan launches, with what each would bring."""
     problem = one.problem
-    schedule: Schedule | None = one.schedule(batch, size)
-    while schedule is not None:
-        for spec in {launch.kernel.file: launch.kernel for launch in schedule.launches}.values():
+    schedule = one.schedule(batch, size)
+    for either in (schedule, *schedule.on_weights.values()):
+        for spec in {launch.kernel.file: launch.kernel for launch in either.launches}.values():
             macros = tuple((n.removeprefix(ledger.PREFIX), v) for n, v in spec.macros)
             program = Program(f"{describe(problem)}, {name}", spec.file, target, macros)
             yield Candidate(program, *features(program, problem))
-        schedule = schedule.on_weights.get(WeightLayout(channels_last=True))
 
 
 def describe(problem: Problem) -> str:

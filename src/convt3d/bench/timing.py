@@ -17,7 +17,7 @@ RUNS = 30  # of a measurement that can afford them
 MAX_RUNS = 100
 CONFIRMED = 1.01  # on CPU, how far the second least time may lie above the least
 FLUSH_BYTES = 256 << 20  # several times the L2 cache of any GPU
-AHEAD_CYCLES = 600_000  # of a device that sleeps: 0.3 ms, more than any call takes to launch
+AHEAD_CYCLES = 600_000  # of a device that sleeps: 0.3 ms, in which the host launches most calls
 
 
 @dataclass(frozen=True)

@@ -363,11 +363,6 @@ class Schedule:
                 return layout
         return None
 
-    def suited_to(self, weight_size: Sequence[int], weight_strides: Sequence[int]) -> Schedule:
-        """What to run on a weight of these strides, in elements."""
-        layout = self.layout_of(weight_size, weight_strides)
-        return self if layout is None else self.on_weights[layout]
-
 
 class Plan(Protocol):
     """A kernel choice for a problem and its extents. It remembers the GPU that it was made for."""

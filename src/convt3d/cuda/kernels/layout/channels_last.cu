@@ -81,7 +81,7 @@ struct ChannelsLastTile {
     return positions <= Config::positions && positions % Config::vector != 0;
   }
   /// Reads the run of all channels of the tile.
-  CONVT3D_DEVICE void read_run() const {
+  CONVT3D_DEVICE void read_as_run() const {
     const int count = min(Config::channels, channels - first_channel) * positions / Config::vector;
     const uint4* run = reinterpret_cast<const uint4*>(from + int64_t(first_channel) * positions);
     constexpr int loads = Config::channels * Config::positions / Config::vector / Config::threads;
@@ -97,8 +97,8 @@ struct ChannelsLastTile {
       store_shared(at, value[i].x, value[i].y, value[i].z, value[i].w);
     }
   }
-  /// A thread writes 16 bytes of channels of a position at a time.
-  CONVT3D_DEVICE void write_run() const {
+  /// What was read as a run: a thread writes 16 bytes of channels of a position at a time.
+  CONVT3D_DEVICE void write_from_run() const {
     const int channel = threadIdx.x % 8 * Config::vector;
     if (first_channel + channel >= channels) return;
     for (int position = threadIdx.x / 8; position < positions; position += Config::threads / 8) {
@@ -193,14 +193,14 @@ extern "C" __global__ void __launch_bounds__(convt3d::ChannelsLastConfig::thread
   const bool aligned = reinterpret_cast<uint64_t>(from) % 16 == 0;
   const bool run = aligned && copy.is_run();
   if (run)
-    copy.read_run();
+    copy.read_as_run();
   else if (aligned && positions % Config::vector == 0)
     copy.read<Config::vector, uint4>();
   else
     copy.read<1, Config::Storage>();
   __syncthreads();
   if (run)
-    copy.write_run();
+    copy.write_from_run();
   else if (channels % Config::vector != 0)
     copy.write_as_run();
   else

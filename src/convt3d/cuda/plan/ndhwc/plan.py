@@ -75,11 +75,11 @@ class WgmmaNdhwcPlan(NdhwcLayout):
             if k_major:
                 found |= self._on_weights(k_major._schedule(batch, input_size), flipped=True)
         elif self.flipped:
-            # Others are one sample of source channels, and of all that belongs to each.
+            # A contiguous weight is one sample of source channels; its transpose has them last.
             g = self.problem.geometry
-            kept = _Unflipped(self.problem, self.tile, self.gpu)._schedule(batch, input_size)
-            each = (g.out_channels, *g.kernel_size)
-            found |= self._on_copied(kept, 1, g.in_channels, each, flipped=False)
+            in_order = _Unflipped(self.problem, self.tile, self.gpu)._schedule(batch, input_size)
+            others = (g.out_channels, *g.kernel_size)
+            found |= self._on_copied(in_order, 1, g.in_channels, others, flipped=False)
         return replace(packed, on_weights=found)
 
     def _on_weights(self, direct: Schedule, *, flipped: bool) -> dict[WeightLayout, Schedule]:
@@ -91,7 +91,7 @@ class WgmmaNdhwcPlan(NdhwcLayout):
         return {WeightLayout(True, flipped): direct, **copied}
 
     def _on_copied(
-        self, direct: Schedule, samples: int, channels: int, each: Sequence[int], *, flipped: bool
+        self, direct: Schedule, samples: int, channels: int, others: Sequence[int], *, flipped: bool
     ) -> dict[WeightLayout, Schedule]:
         """What runs on contiguous weights, if they may be copied.
 
@@ -104,7 +104,7 @@ class WgmmaNdhwcPlan(NdhwcLayout):
             or channels * self.problem.element_bytes % MAP_ALIGNMENT
         ):
             return {}
-        copied = copied_first(direct, self.problem, "weight", channels, samples, each)
+        copied = copied_first(direct, self.problem, "weight", channels, samples, others)
         return {WeightLayout(False, flipped): copied}
 
     def _on_k_major(self, batch: int, target: Sequence[int]) -> WgmmaNdhwcPlan | None:
@@ -228,6 +228,6 @@ class _KMajor(WgmmaNdhwcPlan):
 
 
 class _Unflipped(WgmmaNdhwcPlan):
-    """The same on a copy of weights, whose taps are in order."""
+    """The same tile on the transpose of a contiguous weight, whose taps are in order."""
 
     flipped = False
