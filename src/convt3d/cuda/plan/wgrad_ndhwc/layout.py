@@ -141,7 +141,7 @@ class WgradNdhwcLayout:
 
     @property
     def sum_bytes(self) -> int:
-        """Of whole sums, which take the stages' place; contiguous weights have a second pass."""
+        """Of whole sums, which take the stages' place; none where taps are neighbours."""
         source, target = self.sides
         return 0 if self.along_taps else 4 * source * (target + (4 if self.tile.taps_on_m else 8))
 

@@ -226,6 +226,6 @@ def deepest(plan: WgmmaWgradNdhwcPlan) -> WgmmaWgradNdhwcPlan:
 
 
 class _AlongChannels(WgmmaWgradNdhwcPlan):
-    """The same, of a weight whose neighbours are channels of the gradient."""
+    """The same tile for a weight whose neighbours are channels of the gradient."""
 
     along_taps = False
