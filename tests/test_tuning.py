@@ -18,7 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 from convt3d.bench import shapes, tune
-from convt3d.cuda import compiler, plan, tuning, winners
+from convt3d.cuda import compiler, plan, timing, tuning, winners
 from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan import ndhwc, problem_for
 from convt3d.cuda.plan.search import with_problem
@@ -327,7 +327,7 @@ def test_candidates_of_a_conv3d_are_timed_on_its_own_weight(
     monkeypatch.setattr(tuning, "milliseconds", milliseconds)
     monkeypatch.setattr(tuning, "compile_kernels", lambda *_: None)
     monkeypatch.setattr(tuning, "candidates", lambda *_: plans)
-    monkeypatch.setattr(tuning, "_FLUSH_BYTES", 1)
+    monkeypatch.setattr(timing, "FLUSH_BYTES", 4)
     with EmulatedGpu([]) as gpu:
         tuning.tune_here(problem, 1, (4, 5, 6), torch.device("cpu"), 2)
     files = [spec.file for spec in gpu.launches]

@@ -35,6 +35,8 @@ ROOT = HERE.parent.parent
 TURNS = ("before", "after", "after", "before")
 SIDES = ("before", "after")
 WARM_RUNS = 3  # of each turn
+# As in convt3d.cuda.timing, which earlier versions do not have.
+FLUSH_BYTES = 256 << 20
 AHEAD_CYCLES = 600_000  # of a GPU that sleeps: 0.3 ms
 
 
@@ -74,10 +76,10 @@ def work() -> None:
     """Read requests as lines of JSON; prepare a call, or time the prepared one."""
     import torch
 
-    from convt3d.bench import cases, contenders, shapes, timing
+    from convt3d.bench import cases, contenders, shapes
 
     device = torch.device("cuda", 0)
-    call, flush = None, torch.empty(timing.FLUSH_BYTES // 4, dtype=torch.int32, device=device)
+    call, flush = None, torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -30,7 +30,7 @@ from kernel_check import compile_all, make, matches, processes, tensors_of
 
 from convt3d.bench import shapes as named_shapes
 from convt3d.bench.shapes import Shape
-from convt3d.cuda import tuning
+from convt3d.cuda import timing, tuning
 from convt3d.cuda.operation import Operation
 from convt3d.cuda.plan import problem_for, ranked_plans, table
 from convt3d.cuda.schedule import OPERATIONS, Gpu
@@ -170,7 +170,7 @@ def time_plans(arguments):
     failed = compile_all(every, gpu)
     if arguments.compile_only:
         return
-    flush = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
+    flush = timing.flushing("cuda")
     with open(arguments.out, "a") as file:
         for job in jobs:
             row = timed(job, failed, flush, arguments.repeats)

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from convt3d.cuda.timing import enqueued, flushing
+
 Call = Callable[[], Any]
 
 RUNS = 30  # of a measurement that can afford them
 MAX_RUNS = 100
 CONFIRMED = 1.01  # on CPU, how far the second least time may lie above the least
-FLUSH_BYTES = 256 << 20  # several times the L2 cache of any GPU
-AHEAD_CYCLES = 600_000  # of a device that sleeps: 0.3 ms, in which the host launches most calls
 
 
 @dataclass(frozen=True)
@@ -106,21 +106,13 @@ class _Rounds:
 class _CudaRounds(_Rounds):
     def __init__(self, calls: Mapping[str, Call], device: torch.device) -> None:
         super().__init__(calls, device)
-        self.flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
+        self.flush = flushing(device)
 
     def run(self, rounds: int) -> None:
         events: list[tuple[str, Any, Any]] = []
         for _ in range(rounds):
             for name, call in self.round():
-                # While the device sleeps, the host gets ahead: the time of a launch is not counted.
-                torch.cuda._sleep(AHEAD_CYCLES)
-                self.flush.zero_()
-                start = torch.cuda.Event(enable_timing=True)
-                end = torch.cuda.Event(enable_timing=True)
-                start.record()
-                call()
-                end.record()
-                events.append((name, start, end))
+                events.append((name, *enqueued(call, self.flush)))
         torch.cuda.synchronize(self.device)
         for name, start, end in events:
             self.times.setdefault(name, []).append(start.elapsed_time(end))

@@ -18,6 +18,7 @@ from convt3d.cuda.operation import Operation
 from convt3d.cuda.plan import ranked_plans, table
 from convt3d.cuda.prepared import Left, prepared_by
 from convt3d.cuda.schedule import Gpu, Plan, Problem
+from convt3d.cuda.timing import enqueued, flushing
 from convt3d.layout import empty
 from convt3d.log import log_once
 from convt3d.precision import Arithmetic
@@ -27,8 +28,6 @@ CANDIDATES = 16
 QUICK = 2
 """The same where a call of the user waits: torch.backends.cudnn.benchmark asks for it."""
 _ROUNDS = 2  # of ours beside PyTorch's: in turn, since the clock drifts
-_FLUSH_BYTES = 256 * 2**20
-_AHEAD_CYCLES = 4_000_000  # of a sleeping device: two milliseconds
 _GAIN = 0.98  # of the heuristic's time, above which a difference may be noise
 
 _DTYPES = {Arithmetic.F16: torch.float16, Arithmetic.BF16: torch.bfloat16}
@@ -147,7 +146,7 @@ def tune_here(
             for plan in candidates(canonical, batch, size, gpu, count)
         ]
         compile_kernels({item.kernel for one in schedules for item in one.launches}, gpu)
-        flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+        flush = flushing(device)
 
         def measure(plan: Plan) -> float:
             return milliseconds(runner(plan, operation, tensors), flush=flush)
@@ -178,7 +177,7 @@ def beside_pytorch(
                 runs.append(functools.partial(way.grad_weight_bias, source, target))
             else:
                 runs.append(functools.partial(way.grad_weight, source, target))
-        flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+        flush = flushing(device)
         rounds = [[milliseconds(run, 8, flush) for run in runs] for _ in range(_ROUNDS)]
     return Times(*(statistics.median(column) for column in zip(*rounds, strict=True)))
 
@@ -230,17 +229,6 @@ def milliseconds(
 ) -> float:
     """Median device time of one call; ``flush`` is overwritten before each to empty the cache."""
     run()
-    times = []
-    # While the device waits, the host gets ahead: what it takes to launch a call is not timed.
-    torch.cuda._sleep(_AHEAD_CYCLES)
-    for _ in range(repeats):
-        if flush is not None:
-            flush.zero_()
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        times.append((begin, end))
+    times = [enqueued(run, flush) for _ in range(repeats)]
     torch.cuda.synchronize()
     return statistics.median(begin.elapsed_time(end) for begin, end in times)

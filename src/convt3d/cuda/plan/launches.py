@@ -109,18 +109,25 @@ def copied_first(
     )
 
 
-def weight_copied_last(schedule: Schedule, problem: Problem) -> Schedule | None:
-    """A schedule that writes a contiguous weight by a copy of one in channels_last, if it may be.
+def weight_is_copied(problem: Problem) -> bool:
+    """Whether a contiguous weight may be a copy of one in channels_last (a gradient's result)."""
+    size = problem.geometry.weight_size
+    positions, taps = size[1], math.prod(size[2:])
+    vector = 16 // problem.element_bytes
+    if taps % vector == 0:
+        return True
+    return positions % vector == 0 and taps <= _LINE_BYTES // problem.element_bytes
+
+
+def weight_copied_last(schedule: Schedule, problem: Problem) -> Schedule:
+    """A schedule that writes a contiguous weight by a copy of one in channels_last.
 
     Args:
         schedule: launches that write the weight, by its strides.
-        problem: a gradient by weight.
+        problem: a gradient by weight, for which ``weight_is_copied``.
     """
     size = problem.geometry.weight_size
     samples, positions, taps = size[0], size[1], math.prod(size[2:])
-    vector = 16 // problem.element_bytes
-    if taps % vector and (positions % vector or taps > _LINE_BYTES // problem.element_bytes):
-        return None
     copy = "weight_channels_last"
     strides = map(np.int64, dense_strides(size, True))
     other: dict[Any, Any] = {"weight": copy, **dict(zip(WEIGHT_STRIDES, strides, strict=True))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from convt3d.cuda.plan.launches import copy_cycles
 from convt3d.cuda.plan.position_box import Box, steps_of
 from convt3d.cuda.plan.split_k import CLUSTERS, LONGEST_SUM, clusters_at_once, most_splits
 from convt3d.cuda.plan.wgrad_ndhwc.layout import WgradNdhwcLayout
@@ -44,7 +45,9 @@ def by_splits(plan: WgradNdhwcLayout, extents: Box, box: Box) -> Iterator[tuple[
     for splits in {min(most, max(least, r * mp // plan.tiles)) for r in rounds}:
         alone = div_up(steps, splits) * step_cycles + _CTA_CYCLES
         cycles = div_up(plan.tiles * splits, mp) * alone
-        if splits > 1 or plan.along_taps:
+        if splits == 1 and plan.copies_sums:
+            cycles += copy_cycles(plan.weight_bytes, plan.gpu)
+        elif splits > 1 or plan.along_taps:
             cycles += _REDUCE_CYCLES + splits * plan.elements * 8 / _DRAM_BYTES / mp
         yield cycles, splits
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from convt3d.cuda.plan.launches import weight_is_copied
 from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.position_box import Box, lines_box, smallest_box
 from convt3d.cuda.schedule import Gpu, Problem, div_up, round_up
@@ -96,6 +97,10 @@ class WgradNdhwcLayout:
         m, n = self.extents
         return self.tiles * m * n
 
+    @once
+    def weight_bytes(self) -> int:
+        return math.prod(self.problem.geometry.weight_size) * self.problem.element_bytes
+
     @property
     def strip(self) -> int:
         """Taps of a box of the gradient."""
@@ -142,13 +147,25 @@ class WgradNdhwcLayout:
     @property
     def sum_bytes(self) -> int:
         """Of whole sums, which take the stages' place; none where taps are neighbours."""
-        source, target = self.sides
-        return 0 if self.along_taps else 4 * source * (target + (4 if self.tile.taps_on_m else 8))
+        return 0 if self.along_taps else self._whole_sum_bytes
 
     @property
     def shared_bytes(self) -> int:
         t = self.tile
         return max(t.stages * self.stage_bytes, self.sum_bytes) + t.stages * BARRIER_BYTES
+
+    @once
+    def copies_sums(self) -> bool:
+        """Whether whole sums may be written in channels_last, and copied to a contiguous weight."""
+        t = self.tile
+        bytes_ = self._whole_sum_bytes + t.stages * BARRIER_BYTES
+        fits = max(bytes_, self.shared_bytes) <= self.gpu.shared_per_block
+        return self.along_taps and fits and weight_is_copied(self.problem)
+
+    @property
+    def _whole_sum_bytes(self) -> int:
+        source, target = self.sides
+        return 4 * source * (target + (4 if self.tile.taps_on_m else 8))
 
     @property
     def products(self) -> int:

@@ -132,20 +132,12 @@ class WgmmaWgradNdhwcPlan(WgradNdhwcLayout):
             schedule = Schedule((product, self._reduce(splits)), workspaces)
         for name, channels, size in self._contiguous(input_size):
             schedule = copied_first(schedule, p, name, channels, batch, size)
-        if self.along_taps and splits == 1:
-            schedule = replace(schedule, on_weights=self._on_contiguous(batch, input_size))
+        if self.copies_sums and splits == 1:
+            # The second pass, which writes runs of taps, would read these sums as float32.
+            one = _AlongChannels(p, t, self.gpu).schedule(batch, input_size)
+            copied = {WeightLayout(channels_last=False): weight_copied_last(one, p)}
+            schedule = replace(schedule, on_weights=copied)
         return schedule
-
-    def _on_contiguous(self, batch: int, input_size: Sequence[int]) -> dict[WeightLayout, Schedule]:
-        """What writes whole sums in channels_last, of which a copy is the contiguous weight.
-
-        The second pass, which writes runs of taps, reads float32 sums instead.
-        """
-        one = _AlongChannels(self.problem, self.tile, self.gpu)
-        if one.shared_bytes > self.gpu.shared_per_block:
-            return {}
-        copied = weight_copied_last(one.schedule(batch, input_size), self.problem)
-        return {} if copied is None else {WeightLayout(channels_last=False): copied}
 
     def _reduce(self, splits: int) -> Launch:
         """The second pass; a CTA has a run of blocks of 8 x 8 channels."""
