@@ -206,6 +206,21 @@ def test_contiguous_weights_are_copied_from_whole_sums(
     assert (launches[-1].file == "layout/channels_last.cu") == copied
 
 
+def test_the_copy_of_whole_sums_is_counted() -> None:
+    """1024 to 512 channels fill a GPU without splits: the copy costs less than a second pass."""
+    geometry = layer((1024, 512), 4, 2, 1)
+    plan = plan_of(geometry, BF16, Tile(True, (2, 1), 1, 128, 64, 4), Gpu(), (False, False))
+
+    class InTwoPasses(WgmmaWgradNdhwcPlan):
+        copies_sums = False  # type: ignore[assignment]
+
+    by_copy, in_two = plan, InTwoPasses(plan.problem, plan.tile, plan.gpu)
+    assert not in_two.schedule(16, (4, 4, 4)).on_weights
+    assert by_copy.schedule(16, (4, 4, 4)).on_weights
+    least = 2 * 2 * math.prod(geometry.weight_size) / 16 / Gpu().multiprocessors
+    assert in_two.cost(16, (4, 4, 4)) > by_copy.cost(16, (4, 4, 4)) > least
+
+
 @pytest.mark.parametrize(
     ("arithmetic", "multiprocessors", "blocks"),
     [(BF16, 1, 15 * 5), (BF16, 30, 15 * 8), (TF32, 1, 6 * 5), (TF32, 30, 6 * 19)],

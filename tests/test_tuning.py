@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -335,3 +335,28 @@ def test_candidates_of_a_conv3d_are_timed_on_its_own_weight(
         *("layout/channels_last.cu", "layout/channels_last.cu", "ndhwc/kernel.cu"),
         *("ndhwc/pack.cu", "layout/channels_last.cu", "ndhwc/kernel.cu"),
     ]
+
+
+def test_what_is_timed_is_the_call_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device sleeps and flushes its cache before the first event; nothing else lies between."""
+    order: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            order.append("event")
+
+    class Flush:
+        def zero_(self) -> None:
+            order.append("flush")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda _: order.append("sleep"))
+    begin, end = timing.enqueued(lambda: order.append("call"), cast(torch.Tensor, Flush()))
+    assert begin is not end
+    assert order == ["sleep", "flush", "event", "call", "event"]
+    order.clear()
+    timing.enqueued(lambda: order.append("call"))
+    assert order == ["sleep", "event", "call", "event"]
