@@ -41,6 +41,8 @@ from convt3d.cuda.plan import (
 from convt3d.cuda.plan.ampere_gather.cost import work_of
 from convt3d.cuda.plan.axes import Axis
 from convt3d.cuda.plan.extents import even_cuts
+from convt3d.cuda.plan.sweep import cost as sweep_cost
+from convt3d.cuda.plan.sweep.products import SweepTile
 from convt3d.cuda.plan.wgrad.search import candidates as wgrad_candidates
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, WeightLayout, round_up
 from convt3d.cuda.tuning import CANDIDATES
@@ -604,6 +606,22 @@ def test_a_warpgroup_ahead_waits_for_nobody(arithmetic: Arithmetic, kernel: int,
         assert 2 * t.ping_pong <= plan.chunks
         assert t.ping_pong + 2 <= t.source_stages
         assert t.resident_weights or t.ping_pong * plan.most_walked + 2 <= t.weight_stages
+
+
+def test_columns_that_begin_within_a_sweep_are_filled_again() -> None:
+    """120 columns of five steps: 132 CTAs cut them, 120 have one each."""
+    geometry = Geometry(128, 160, (5, 5, 5), (1, 1, 1), (2, 2, 2))
+    problem = Problem("forward", geometry, Arithmetic.TF32, True, True)
+    size = (3, 12, 24)
+    kernel = SweepTile(1, 2, 16, 7, 4, 8, fill_pairs=2, positions=449)
+    plan = sweep.WgmmaSweepPlan(problem, kernel, False, 132)
+    lines = [max(plan.lines(8, size, size), key=lambda line: line.units)]
+    cut, whole = (
+        sweep_cost.call_cycles(replace(plan, multiprocessors=n), lines, size, size)
+        for n in (132, 120)
+    )
+    assert 1.8 < cut / whole < 2
+    assert isinstance(plan_problem(problem, 8, size, Gpu()), ndhwc.WgmmaNdhwcPlan)
 
 
 def _split_gather(geometry: Geometry, size: int) -> sweep.WgmmaSweepPlan:

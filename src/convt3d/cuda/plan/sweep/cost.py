@@ -78,12 +78,14 @@ def _steps(
     sweep, rows_of_tile = plan.sweep, plan.tile.rows
     steps = sweep.steps(target[plan.order[0]])
     columns = plan.column_tiles * plan.problem.geometry.groups * plan.phases * sweep.interleaved
-    busy = sweep.busy_steps(source[plan.order[0]], target[plan.order[0]]) / steps
-    multiprocessors, warm = plan.multiprocessors, sweep.warm_steps
+    busy = sweep.busy_steps(source[plan.order[0]], target[plan.order[0]])
+    multiprocessors, warm = plan.multiprocessors, min(sweep.warm_steps, busy)
 
     def of_rows(rows: int) -> tuple[float, float]:
-        most = math.ceil(div_up(rows, rows_of_tile) * columns * steps / multiprocessors)
-        return most * busy, warm if most % steps else 0
+        swept = div_up(rows, rows_of_tile) * columns
+        most = math.ceil(swept * steps / multiprocessors)
+        # Unless all have whole columns, some begin within one, whose window they fill again.
+        return most * (busy / steps), warm if swept % multiprocessors else 0
 
     return of_rows
 
