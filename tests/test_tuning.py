@@ -354,9 +354,9 @@ def test_what_is_timed_is_the_call_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda _: order.append("sleep"))
-    begin, end = timing.enqueued(lambda: order.append("call"), cast(torch.Tensor, Flush()))
+    begin, end = timing.events_around(lambda: order.append("call"), cast(torch.Tensor, Flush()))
     assert begin is not end
     assert order == ["sleep", "flush", "event", "call", "event"]
     order.clear()
-    timing.enqueued(lambda: order.append("call"))
+    timing.events_around(lambda: order.append("call"))
     assert order == ["sleep", "event", "call", "event"]

@@ -170,7 +170,7 @@ def time_plans(arguments):
     failed = compile_all(every, gpu)
     if arguments.compile_only:
         return
-    flush = timing.flushing("cuda")
+    flush = timing.flush_buffer("cuda")
     with open(arguments.out, "a") as file:
         for job in jobs:
             row = timed(job, failed, flush, arguments.repeats)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from convt3d.cuda.timing import enqueued, flushing
+from convt3d.cuda.timing import events_around, flush_buffer
 
 Call = Callable[[], Any]
 
@@ -106,13 +106,13 @@ class _Rounds:
 class _CudaRounds(_Rounds):
     def __init__(self, calls: Mapping[str, Call], device: torch.device) -> None:
         super().__init__(calls, device)
-        self.flush = flushing(device)
+        self.flush = flush_buffer(device)
 
     def run(self, rounds: int) -> None:
         events: list[tuple[str, Any, Any]] = []
         for _ in range(rounds):
             for name, call in self.round():
-                events.append((name, *enqueued(call, self.flush)))
+                events.append((name, *events_around(call, self.flush)))
         torch.cuda.synchronize(self.device)
         for name, start, end in events:
             self.times.setdefault(name, []).append(start.elapsed_time(end))

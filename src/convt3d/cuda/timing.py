@@ -13,13 +13,13 @@ AHEAD_CYCLES = 600_000  # of a device that sleeps: 0.3 ms, in which the host lau
 Events = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
-def flushing(device: torch.device | int) -> Tensor:
-    """A tensor on a GPU that takes its L2 cache when it is written."""
+def flush_buffer(device: torch.device | int) -> Tensor:
+    """A tensor that fills a GPU's L2 cache when it is written."""
     return torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=device)
 
 
-def enqueued(call: Callable[[], object], flush: Tensor | None = None) -> Events:
-    """Events around one call, whose distance is its time once the device has run it.
+def events_around(call: Callable[[], object], flush: Tensor | None = None) -> Events:
+    """Enqueues a call between two events: the time between them is the call's, once it has run.
 
     Before the call the device sleeps while the host gets ahead, and then ``flush`` is written, if
     given, so that nothing the call reads is in L2.

@@ -18,7 +18,7 @@ from convt3d.cuda.operation import Operation
 from convt3d.cuda.plan import ranked_plans, table
 from convt3d.cuda.prepared import Left, prepared_by
 from convt3d.cuda.schedule import Gpu, Plan, Problem
-from convt3d.cuda.timing import enqueued, flushing
+from convt3d.cuda.timing import events_around, flush_buffer
 from convt3d.layout import empty
 from convt3d.log import log_once
 from convt3d.precision import Arithmetic
@@ -146,7 +146,7 @@ def tune_here(
             for plan in candidates(canonical, batch, size, gpu, count)
         ]
         compile_kernels({item.kernel for one in schedules for item in one.launches}, gpu)
-        flush = flushing(device)
+        flush = flush_buffer(device)
 
         def measure(plan: Plan) -> float:
             return milliseconds(runner(plan, operation, tensors), flush=flush)
@@ -177,7 +177,7 @@ def beside_pytorch(
                 runs.append(functools.partial(way.grad_weight_bias, source, target))
             else:
                 runs.append(functools.partial(way.grad_weight, source, target))
-        flush = flushing(device)
+        flush = flush_buffer(device)
         rounds = [[milliseconds(run, 8, flush) for run in runs] for _ in range(_ROUNDS)]
     return Times(*(statistics.median(column) for column in zip(*rounds, strict=True)))
 
@@ -229,6 +229,6 @@ def milliseconds(
 ) -> float:
     """Median device time of one call; ``flush`` is overwritten before each to empty the cache."""
     run()
-    times = [enqueued(run, flush) for _ in range(repeats)]
+    times = [events_around(run, flush) for _ in range(repeats)]
     torch.cuda.synchronize()
     return statistics.median(begin.elapsed_time(end) for begin, end in times)

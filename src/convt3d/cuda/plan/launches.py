@@ -110,7 +110,7 @@ def copied_first(
 
 
 def weight_is_copied(problem: Problem) -> bool:
-    """Whether a contiguous weight may be a copy of one in channels_last (a gradient's result)."""
+    """Whether a contiguous gradient by weight may be a copy of one in channels_last."""
     size = problem.geometry.weight_size
     positions, taps = size[1], math.prod(size[2:])
     vector = 16 // problem.element_bytes

@@ -84,7 +84,7 @@ def _steps(
     def of_rows(rows: int) -> tuple[float, float]:
         swept = div_up(rows, rows_of_tile) * columns
         most = math.ceil(swept * steps / multiprocessors)
-        # Unless all have whole columns, some begin within one, whose window they fill again.
+        # Unless every CTA has whole columns, some begin within one and fill its window again.
         return most * (busy / steps), warm if swept % multiprocessors else 0
 
     return of_rows

@@ -157,9 +157,8 @@ class WgradNdhwcLayout:
     @once
     def copies_sums(self) -> bool:
         """Whether whole sums may be written in channels_last, and copied to a contiguous weight."""
-        t = self.tile
-        bytes_ = self._whole_sum_bytes + t.stages * BARRIER_BYTES
-        fits = max(bytes_, self.shared_bytes) <= self.gpu.shared_per_block
+        room = self.gpu.shared_per_block - self.tile.stages * BARRIER_BYTES
+        fits = self._whole_sum_bytes <= room  # as the stages do, whose place they take
         return self.along_taps and fits and weight_is_copied(self.problem)
 
     @property
