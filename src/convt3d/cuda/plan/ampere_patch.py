@@ -42,6 +42,8 @@ _ALONE = 1.1
 _CALL = 7200.0
 _AWAITED, _AWAITED_COPIES, _NARROW_COPY, _SINGLE_STORE = 870.0, 8, 5.0, 140.0
 _HALF_LINES = 1.2  # of channels_last float32-grade layers whose copies bring less than 128 bytes
+# Cycles of a warp's store to a channels_last output of which four lanes have half a sector.
+_HALF_SECTORS = 28.0
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,15 @@ class PatchPlan(CellProduct):
         ieee = p.arithmetic is Arithmetic.IEEE
         return _HALF_LINES if short and ieee and p.source_channels_last else 1.0
 
+    @once
+    def _store_cycles(self) -> float:
+        """Cycles of a tile's stores, where these leave sectors of 32 bytes to be written twice."""
+        p, t = self.problem, self.tile
+        channels = 2 * self.interleave  # of a lane
+        if not p.target_channels_last or 4 * channels * p.element_bytes >= 32:
+            return 0.0
+        return _HALF_SECTORS * t.cells * t.columns / (32 * channels)
+
     def _narrow_cycles(self, cells: int, sharing: int) -> float:
         """What a tile takes longer where each line starts anywhere, of layers of one tap.
 
@@ -256,7 +267,8 @@ class PatchPlan(CellProduct):
         words = self.depth / self.per_word
         chunks = div_up(self.chunks, t.splits)
         latency = (900.0 / (t.stages - 1) + 60) * chunks
-        each = sharing * (max(products, traffic) + 0.25 * min(products, traffic) + 200 * chunks)
+        each = max(products, traffic, self._store_cycles) + 0.25 * min(products, traffic)
+        each = sharing * (each + 200 * chunks)
         each *= self._half_lines
         each *= _FEW_WARPS.get(sharing * t.threads // 32, 1.0) * (_ALONE if sharing == 1 else 1.0)
         each = max(each, latency + 400)
