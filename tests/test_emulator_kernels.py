@@ -20,6 +20,7 @@ from convt3d import reference
 from convt3d.cuda.compiler import kernel_files
 from convt3d.cuda.plan import ampere_patch, ampere_strided, ranked_plans, sweep
 from convt3d.cuda.schedule import Gpu, Problem
+from convt3d.export.pinned import pin
 from convt3d.geometry import Geometry, Triple
 from convt3d.operations import OPERATIONS
 from convt3d.precision import Arithmetic
@@ -446,13 +447,14 @@ def test_kernel_equal_to_stride_with_output_padding(arithmetic: Arithmetic) -> N
 def wgmma_at(
     where: float, multiprocessors: int = 3, kept: bool = False, ping_pong: bool = False
 ) -> Callable[..., Any]:
-    """Picks a plan of the warpgroup family, for so few CTAs that each walks several columns."""
+    """Picks a plan of the sweep, for so few CTAs that each walks several columns, and cuts them."""
 
     def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
         few = replace(Gpu(), multiprocessors=multiprocessors)
         plans = [plan for _, plan in sweep.ranked(problem, batch, size, few)]
         plans = [p for p in plans if (p.tile.keep_weights, p.tile.ping_pong) == (kept, ping_pong)]
-        return plans[min(int(where * len(plans)), len(plans) - 1)]
+        plan: Any = pin(plans[min(int(where * len(plans)), len(plans) - 1)], batch, size)
+        return replace(plan, ctas_there=multiprocessors)
 
     return pick
 
@@ -489,6 +491,29 @@ WGMMA = [
 def test_warpgroup_products(case: Case, where: float) -> None:
     gpu = check(case, wgmma_at(where))
     assert [spec.file for spec in gpu.launches] == ["sweep/pack.cu", "sweep/kernel.cu"]
+
+
+@pytest.mark.parametrize(
+    "case, columns",
+    [
+        (Case("k5x3x2, many channels", "forward", Arithmetic.TF32, True, True), 3),
+        (Case("everything odd", "forward", Arithmetic.IEEE), 2),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_ctas_of_a_sweep_have_whole_columns_or_cut_them(case: Case, columns: int) -> None:
+    grids = []
+
+    def pick(problem: Problem, batch: int, size: Triple, gpu: Gpu) -> Any:
+        plan: Any = sweep.ranked(problem, batch, size, replace(Gpu(), multiprocessors=4))[0][1]
+        if grids:
+            plan = replace(pin(plan, batch, size), ctas_there=4)
+        grids.append(plan.schedule(batch, size).launches[-1].grid)
+        return plan
+
+    check(case, pick)
+    check(case, pick)
+    assert grids == [columns, 4]
 
 
 @pytest.mark.sample(every=3)

@@ -23,7 +23,8 @@ from torch import nn
 from convt3d import export
 from convt3d.bench import shapes
 from convt3d.cuda import plan as plans
-from convt3d.cuda.schedule import OPERATIONS, Gpu
+from convt3d.cuda.plan import sweep
+from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
 from convt3d.export import formulas, header, host, pinned
 from convt3d.export.variants import arithmetics
 from convt3d.geometry import Geometry
@@ -636,6 +637,16 @@ def test_formulas_give_the_plans_numbers(seed: int) -> None:
             assert call.evaluate(other_batch, other_size) == host.plain(
                 one_shape.schedule(other_batch, other_size)
             )
+
+
+def test_a_sweep_has_its_ctas_at_the_extents_of_its_file_alone() -> None:
+    """120 of 132 where each has a whole column; elsewhere one on every multiprocessor."""
+    problem = Problem("forward", Geometry(128, 160, (5, 5, 5), padding=(2, 2, 2)), Arithmetic.TF32)
+    plan: Any = sweep.ranked(problem, 8, (3, 12, 24), Gpu())[0][1]
+    call = host.host_call(plan, 8, (3, 12, 24))
+    assert call.evaluate(8, (3, 12, 24)).launches[-1].grid == 120
+    for batch, size in ((7, (3, 12, 24)), (8, (4, 12, 24)), (8, (3, 13, 24)), (8, (3, 12, 23))):
+        assert call.evaluate(batch, size).launches[-1].grid == 132
 
 
 def test_a_plan_that_moved_on_is_refused() -> None:

@@ -32,6 +32,7 @@ from convt3d.cuda import compiler, plan, tuning
 from convt3d.cuda.epilogue import attach, epilogue_of, settle, starts_aligned
 from convt3d.cuda.operation import Operation
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem
+from convt3d.export.pinned import pin
 from convt3d.fusion import fusion_of
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
@@ -238,7 +239,17 @@ def case_jobs(gpu):
             kept.setdefault(one_way, job)
     for job in weight_jobs():
         kept.setdefault(way(*job), job)
-    return distinct([*kept.values(), *tile_jobs(gpu), *column_jobs(), *few_to_many_jobs()])
+    jobs = distinct([*kept.values(), *tile_jobs(gpu), *column_jobs(), *few_to_many_jobs()])
+    return [*jobs, *cut_jobs(jobs)]
+
+
+def cut_jobs(jobs):
+    """Sweeps that CTAs have whole columns of, on all multiprocessors, whose CTAs cut columns."""
+    for one, batch, size in jobs:
+        if isinstance(one, plan.sweep.WgmmaSweepPlan):
+            cut = dataclasses.replace(pin(one, batch, size), ctas_there=one.multiprocessors)
+            if cut.schedule(batch, size) != one.schedule(batch, size):
+                yield cut, batch, size
 
 
 def tile_jobs(gpu):

@@ -14,7 +14,7 @@ from convt3d.cuda.plan.depthwise import DepthwisePlan, DepthwiseWgradPlan
 from convt3d.cuda.plan.direct import DirectPlan, DirectWgradPlan
 from convt3d.cuda.plan.sweep import WgmmaSweepPlan
 from convt3d.cuda.schedule import WEIGHT_STRIDES, Launch, Plan, Schedule, div_up
-from convt3d.export.formulas import TENSORS, HostCall, HostLaunch, samples
+from convt3d.export.formulas import EXTENTS, TENSORS, HostCall, HostLaunch, samples
 from convt3d.export.pinned import (
     PinnedGatherPlan,
     PinnedStridedPlan,
@@ -105,13 +105,18 @@ def _sweep(plan: PinnedSweepPlan) -> HostCall:
     pack, product = _fixed(plan).launches
     extents = (*_extents(source, plan.order), *_extents(target, plan.order))
     arguments = ("source", "packed", "bias", "target", *extents)
+    grid, numbers = str(plan.multiprocessors), []
+    if plan.ctas_there != plan.multiprocessors:
+        pairs = zip(EXTENTS, plan.extents, strict=False)  # the output's follow
+        numbers = [("differ", " + ".join(f"max({n}, {m}) - min({n}, {m})" for n, m in pairs))]
+        grid += f" - {plan.multiprocessors - plan.ctas_there} * max(0, 1 - differ)"
     return HostCall(
         plan,
-        (),
+        tuple(numbers),
         (("packed", str(plan.packed_bytes)),),
         (
             _launch(pack, str(pack.grid), pack.arguments),
-            _launch(product, str(product.grid), (*arguments, "batch", str(plan.units2))),
+            _launch(product, grid, (*arguments, "batch", str(plan.units2))),
         ),
     )
 

@@ -15,6 +15,7 @@ from convt3d.cuda.plan.ampere_gather import GatherPlan
 from convt3d.cuda.plan.ampere_strided import Shape, StridedPlan
 from convt3d.cuda.plan.ampere_wgrad import WgradPlan
 from convt3d.cuda.plan.sweep import WgmmaSweepPlan
+from convt3d.cuda.plan.sweep.products import Line
 from convt3d.cuda.schedule import Plan
 from convt3d.geometry import Triple
 
@@ -31,12 +32,18 @@ class PinnedGatherPlan(GatherPlan):
 
 @dataclass(frozen=True)
 class PinnedSweepPlan(WgmmaSweepPlan):
-    """A warpgroup kernel with one length of lines for all extents."""
+    """A sweep kernel with one length of lines for all extents, and one's number of CTAs."""
 
     units2: int = 1
+    extents: tuple[int, ...] = ()  # batch and input
+    ctas_there: int = 0  # with these extents; with others there is one on every multiprocessor
 
-    def piece(self, batch: int, source: Sequence[int], target: Sequence[int]) -> int:
-        return self.units2
+    def line(self, batch: int, source: Sequence[int], target: Sequence[int]) -> Line:
+        return self.line_of(self.units2, batch, source, target)
+
+    def ctas(self, line: Line, batch: int, source: Sequence[int], target: Sequence[int]) -> int:
+        there = (batch, *(source if self.problem.forward else target)) == self.extents
+        return self.ctas_there if there else self.multiprocessors
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,9 @@ def pin(plan: Plan, batch: int, input_size: Sequence[int]) -> Plan:
         if not plan.problem.forward:
             source, target = target, source
         if isinstance(plan, WgmmaSweepPlan):
-            return PinnedSweepPlan(**values, units2=plan.piece(batch, source, target))
+            line = plan.line(batch, source, target)
+            values |= {"units2": line.units, "extents": (batch, *input_size)}
+            return PinnedSweepPlan(**values, ctas_there=plan.ctas(line, batch, source, target))
         return PinnedGatherPlan(**values, units=plan.unit_box(batch, target))
     if isinstance(plan, StridedPlan):
         target = plan.problem.geometry.output_size(input_size)

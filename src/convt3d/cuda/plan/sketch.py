@@ -132,8 +132,7 @@ def _(plan: ndhwc.WgmmaNdhwcPlan, at: _Extents) -> _Tile:
 
 @_tile.register
 def _(plan: sweep.WgmmaSweepPlan, at: _Extents) -> _Tile:
-    units = plan.piece(at.batch, at.source, at.target)
-    line = next(x for x in plan.lines(at.batch, at.source, at.target) if x.units == units)
+    line = plan.line(at.batch, at.source, at.target)
     columns = plan.column_tiles * plan.problem.geometry.groups
     columns *= plan.phases * plan.sweep.interleaved
     k = _channels(plan.problem, plan.chunk_channels)

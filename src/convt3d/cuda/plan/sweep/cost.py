@@ -71,25 +71,6 @@ def _store(plan: SweepProducts) -> float:
     return finished * plan.problem.element_bytes / _STORE_BYTES
 
 
-def _steps(
-    plan: SweepProducts, source: Sequence[int], target: Sequence[int]
-) -> Callable[[int], tuple[float, float]]:
-    """Of a CTA, for so many rows: steps with anything to multiply, what these take to begin."""
-    sweep, rows_of_tile = plan.sweep, plan.tile.rows
-    steps = sweep.steps(target[plan.order[0]])
-    columns = plan.column_tiles * plan.problem.geometry.groups * plan.phases * sweep.interleaved
-    busy = sweep.busy_steps(source[plan.order[0]], target[plan.order[0]])
-    multiprocessors, warm = plan.multiprocessors, min(sweep.warm_steps, busy)
-
-    def of_rows(rows: int) -> tuple[float, float]:
-        swept = div_up(rows, rows_of_tile) * columns
-        most = math.ceil(swept * steps / multiprocessors)
-        # Unless every CTA has whole columns, some begin within one and fill its window again.
-        return most * (busy / steps), warm if swept % multiprocessors else 0
-
-    return of_rows
-
-
 def _call(plan: SweepProducts) -> Callable[[float, float], float]:
     """Cycles of a call of so many steps, whose (chunk, tap of axis 1) each take so many."""
     stages, store = plan.chunks * plan.plane[0].mean_taps, _store(plan)
@@ -118,7 +99,7 @@ def line_cycles(
 ) -> Callable[[Line], float]:
     """Estimated cycles of a call with a line; infinite if boxes cannot hold it."""
     t, parts, taps1 = plan.tile, plan.parts, plan.plane[0].mean_taps
-    products, steps, call = _products(plan), _steps(plan, source, target), _call(plan)
+    products, shares, call = _products(plan), plan.shares(source, target), _call(plan)
     weights = 0 if t.keep_weights else plan.stage_bytes
     # From the first load of a box to its last store.
     rounds = div_up(plan.fill_loads, plan.fill_batch)
@@ -130,7 +111,8 @@ def line_cycles(
             return math.inf
         loads = (positions * plan.position_bytes / parts / taps1 + weights) / _L2_BYTES
         stage = max(products, loads, fill) + 0.1 * (fill + loads) + _BARRIERS
-        return call(sum(steps(line.rows)), stage)
+        _, steps, warm = shares(line.rows)
+        return call(steps + warm, stage)
 
     return of_line
 
@@ -155,7 +137,7 @@ def least_cycles(
     plan: SweepProducts, lines: Sequence[Line], source: Sequence[int], target: Sequence[int]
 ) -> float:
     """Cycles that no pipeline undercuts: those of the products."""
-    steps, _ = _steps(plan, source, target)(min(line.rows for line in lines))
+    _, steps, _ = plan.shares(source, target)(min(line.rows for line in lines))
     turns = _PING_PONG if plan.parts == 1 else 1.0
     return turns * _call(plan)(steps, _products(plan) + _BARRIERS)
 

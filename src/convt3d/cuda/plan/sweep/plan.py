@@ -11,7 +11,7 @@ from convt3d.cuda.compiler import KernelSpec
 from convt3d.cuda.plan.launches import packed_first, with_strides
 from convt3d.cuda.plan.once import once
 from convt3d.cuda.plan.sweep import cost
-from convt3d.cuda.plan.sweep.products import SweepProducts
+from convt3d.cuda.plan.sweep.products import Line, SweepProducts
 from convt3d.cuda.schedule import (
     Launch,
     Schedule,
@@ -58,15 +58,16 @@ class WgmmaSweepPlan(SweepProducts):
 
     def schedule(self, batch: int, input_size: Sequence[int]) -> Schedule:
         source, target = self.problem.extents(input_size)
+        line = self.line(batch, source, target)
         numbers = (
             *with_strides(source, self.order),
             *with_strides(target, self.order),
             batch,
-            self.piece(batch, source, target),
+            line.units,
         )
         product = Launch(
             KernelSpec("sweep/kernel.cu", "convt3d_sweep", self.macros),
-            self.multiprocessors,
+            self.ctas(line, batch, source, target),
             self.tile.threads,
             self.shared_bytes,
             ("source", "packed", "bias", "target", *map(np.int32, numbers)),
@@ -95,10 +96,14 @@ class WgmmaSweepPlan(SweepProducts):
             "shared memory": f"{self.shared_bytes} bytes",
         }
 
-    def piece(self, batch: int, source: Sequence[int], target: Sequence[int]) -> int:
-        """Units of axis 2 that a line of rows holds: all of them, or of a piece of it."""
+    def line(self, batch: int, source: Sequence[int], target: Sequence[int]) -> Line:
+        """All of axis 2, or the piece of it, that lines of rows hold."""
         cycles = cost.line_cycles(self, source, target)
         return min(
             self.lines(batch, source, target),
             key=lambda line: cycles(line) * cost.cutting(self, line.units, target),
-        ).units
+        )
+
+    def ctas(self, line: Line, batch: int, source: Sequence[int], target: Sequence[int]) -> int:
+        """CTAs that divide the steps of all rows."""
+        return self.shares(source, target)(line.rows)[0]

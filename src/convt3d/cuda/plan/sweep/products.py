@@ -6,7 +6,8 @@ The numbers mirror ``sweep/config.cuh``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from convt3d.cuda.plan.axes import Axis, StackedAxis, axis_of
@@ -309,19 +310,20 @@ class SweepProducts:
 
     def lines(self, batch: int, source: Sequence[int], target: Sequence[int]) -> list[Line]:
         """Ways to cut axis 2 into lines of rows: all of it, or pieces."""
+        whole = self.plane[1].units(target[self.order[2]])
+        units = sorted({div_up(whole, parts) for parts in range(1, 9)} | {1}, reverse=True)
+        return [self.line_of(n, batch, source, target) for n in units]
+
+    def line_of(self, units: int, batch: int, source: Sequence[int], target: Sequence[int]) -> Line:
+        """Lines of so many units."""
         axis1, axis2 = self.plane
         one, two = self.order[1:]
-        whole = axis2.units(target[two])
-        across = batch * shared_pitch(axis1, source[one], target[one])
-        found = []
-        for units in sorted({div_up(whole, parts) for parts in range(1, 9)} | {1}, reverse=True):
-            pitch2 = self.pitch2(source, target, units)
-            rows = across * div_up(whole, units) * pitch2
-            # What follows the last unit of the last sample.
-            beyond = shared_pitch(axis1, source[one], target[one]) - axis1.units(target[one])
-            rows -= beyond * pitch2 + pitch2 - units
-            found.append(Line(units, rows, self._beyond(units)))
-        return found
+        across = shared_pitch(axis1, source[one], target[one])
+        pitch2 = self.pitch2(source, target, units)
+        rows = batch * across * div_up(axis2.units(target[two]), units) * pitch2
+        # What follows the last unit of the last sample.
+        rows -= (across - axis1.units(target[one])) * pitch2 + pitch2 - units
+        return Line(units, rows, self._beyond(units))
 
     def pitch2(self, source: Sequence[int], target: Sequence[int], units: int) -> int:
         """Positions from a line of so many units to the next."""
@@ -342,3 +344,30 @@ class SweepProducts:
     def box_positions(self, units: int) -> int:
         """Positions that a box of lines of so many units may need, a plane of a residue."""
         return self.tile.rows + self._beyond(units)
+
+    # ------------------------------------------------------------ CTAs
+
+    def shares(
+        self, source: Sequence[int], target: Sequence[int]
+    ) -> Callable[[int], tuple[int, float, int]]:
+        """For so many rows: CTAs, and steps of one; those that multiply, and that fill its window.
+
+        A column is the sweep of one tile through a volume. CTAs divide the steps of all columns
+        evenly. One that begins within a column fills its window of sums again; where that costs
+        more than some idle multiprocessors, each CTA has the same number of whole columns.
+        """
+        sweep, first = self.sweep, self.order[0]
+        steps = sweep.steps(target[first])
+        busy = sweep.busy_steps(source[first], target[first])
+        tiles = self.column_tiles * self.problem.geometry.groups * self.phases * sweep.interleaved
+        most, warm = self.multiprocessors, min(sweep.warm_steps, busy)
+
+        def of_rows(rows: int) -> tuple[int, float, int]:
+            columns = div_up(rows, self.tile.rows) * tiles
+            whole = div_up(columns, most)
+            cut = math.ceil(columns * steps / most) * (busy / steps)
+            if columns % most == 0 or (columns % whole == 0 and whole * busy < cut + warm):
+                return columns // whole, whole * busy, 0
+            return most, cut, warm
+
+        return of_rows
