@@ -610,7 +610,7 @@ def test_a_warpgroup_ahead_waits_for_nobody(arithmetic: Arithmetic, kernel: int,
 def test_stores_that_write_sectors_twice_are_counted() -> None:
     """Two bfloat16 channels a lane: 0.210 ms, and 0.278 with one CTA a multiprocessor."""
     geometry = Geometry(160, 160, (1, 1, 1), groups=2)
-    problem = Problem("forward", geometry, Arithmetic.BF16, True, True)
+    problem = Problem("grad_input", geometry, Arithmetic.BF16, True, True)
     best = ampere_patch.ranked(problem, 2, (64, 64, 64), Gpu())[0][1]
     large = ampere_patch.Tile(8, 1, 4, 10, 32, 4, True, 1)
     times = [plan.cost(2, (64, 64, 64)) for plan in (best, replace(best, tile=large))]
