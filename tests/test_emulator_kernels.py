@@ -238,7 +238,7 @@ def check(
     loss = LOSS[Arithmetic.IEEE if ties else case.arithmetic]
     worst = float((error / (loss * magnitude).clamp_min(1e-30)).max())
     assert worst <= 1, f"an element is {worst:.3g} times further off than rounding explains"
-    relative = float((got.double() - wanted).norm() / wanted.norm())
+    relative = float((got.double() - wanted).norm() / wanted.norm().clamp_min(1e-30))
     assert relative <= most
     return gpu
 
@@ -542,6 +542,25 @@ LAYERS["k(2,2,11)"] = (layer((24, 8), (2, 2, 11), 1, 0, 0, (1, 1, 2)), (3, 4, 5)
 def test_long_sums_of_warpgroup_products(name: str, most: float, where: float) -> None:
     gpu = check(Case(name, "forward", Arithmetic.IEEE, bias=False), wgmma_at(where), most=most)
     assert gpu.launches[1].file == "sweep/kernel.cu"
+
+
+LAYERS["k(2,4,2) s2 d3, D of 1"] = (
+    layer((16, 32), (2, 4, 2), 2, (1, 2, 0), (0, 1, 0), (3, 3, 1)),
+    (1, 3, 8),
+)  # the taps of D meet nothing but padding
+
+
+@pytest.mark.sample(every=3)
+@pytest.mark.parametrize("last", [False, True], ids=["ncdhw", "ndhwc"])
+@pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.F16, Arithmetic.IEEE], ids=str)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_layers_without_a_product(operation: str, arithmetic: Arithmetic, last: bool) -> None:
+    """The best plan of each family: outputs are the bias, gradients are zero."""
+    case = Case("k(2,4,2) s2 d3, D of 1", operation, arithmetic, last, last)
+    size = LAYERS[case.layer][1]
+    plans = {type(plan): plan for plan in reversed(ranked_plans(case.problem, BATCH, size, Gpu()))}
+    for plan in plans.values():
+        check(case, lambda *_, plan=plan: plan)  # type: ignore[misc]
 
 
 def test_long_sums_of_gather() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 import random
 import re
 import statistics
@@ -605,6 +606,22 @@ def test_a_warpgroup_ahead_waits_for_nobody(arithmetic: Arithmetic, kernel: int,
         assert 2 * t.ping_pong <= plan.chunks
         assert t.ping_pong + 2 <= t.source_stages
         assert t.resident_weights or t.ping_pong * plan.most_walked + 2 <= t.weight_stages
+
+
+def test_problems_are_pickled_without_the_hash_of_a_process() -> None:
+    problem = Problem("forward", Geometry(8, 8, _K3), Arithmetic.TF32)
+    assert hash(problem) == vars(problem)["_hash"]
+    read = pickle.loads(pickle.dumps(problem))
+    assert "_hash" not in vars(read) and read == problem and hash(read) == hash(problem)
+
+
+@pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.BF16], ids=str)
+def test_a_layer_whose_taps_meet_nothing_but_padding_has_a_plan(arithmetic: Arithmetic) -> None:
+    geometry = Geometry(16, 32, (2, 4, 2), (2, 2, 2), (1, 2, 0), (0, 1, 0), (3, 3, 1))
+    problem = Problem("forward", geometry, arithmetic)
+    families = {type(plan) for plan in ranked_plans(problem, 3, (1, 66, 64), Gpu())}
+    assert transposed.WgmmaTransposedPlan in families
+    assert type(plan_problem(problem, 3, (1, 66, 64), Gpu())) in families
 
 
 def test_stores_that_write_sectors_twice_are_counted() -> None:

@@ -73,6 +73,10 @@ class Problem:
     def __hash__(self) -> int:
         return self._hash  # planning asks for it with every plan that it remembers
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Fields alone: hashes of words are those of a process."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     @property
     def forward(self) -> bool:
         return self.operation == "forward"

@@ -176,10 +176,10 @@ class WgmmaTransposedPlan(PhasesLaunches):
         walked = stages_of_chunk(self, shape, target)
         blocks = t.blocks * t.consumers
         shared = blocks * (self.steps * 16 + self.taps * t.column_tile / 4)
-        shared += self.stage_bytes / 128
-        shared += math.prod(shape.box) * 2 * _TRANSPOSED_ROW / walked
-        products = self.taps * blocks * product_cycles(t.column_tile)
-        both = walked * max(products, shared) * (1 + _CONFLICT * (shape.conflicts - 1))
+        shared = walked * (shared + self.stage_bytes / 128)
+        shared += math.prod(shape.box) * 2 * _TRANSPOSED_ROW
+        products = walked * self.taps * blocks * product_cycles(t.column_tile)
+        both = max(products, shared) * (1 + _CONFLICT * (shape.conflicts - 1))
         vectors = self.vectors(shape, self.source(target)[2])
         transposed = div_up(vectors, t.transposers) * _ROUND
         transposed += math.prod(shape.box[:3]) * _LINE
