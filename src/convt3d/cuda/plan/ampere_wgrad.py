@@ -38,12 +38,11 @@ _PAIRED_VECTOR = 8  # positions of a copy of 16 bytes
 _MAX_ACCUMULATORS = 128
 _MAX_ACCUMULATORS_IEEE = 80
 _MOST_TAPS, _MOST_COLUMNS = 28, 512  # of a CTA
-_TILE_CYCLES = 460.0  # of a tile's latencies
 # What the model misses of the time of all tiles, in the median of measurements; more of float32
 # with both tensors channels_last.
-_MEASURED, _MEASURED_LAST = 1.8, 2.3
+_MEASURED, _MEASURED_LAST = 1.5, 2.1
 # The same of float32-grade products of contiguous tensors: 41 layers on an H200.
-_MEASURED_SPLIT = 1.08
+_MEASURED_SPLIT = 1.14
 _WARPS = (
     (1, 1, 4), (1, 2, 2), (2, 1, 2), (1, 4, 1), (2, 2, 1), (4, 1, 1),
     (1, 3, 1), (1, 6, 1), (1, 8, 1), (2, 4, 1), (1, 1, 8), (1, 2, 4),
@@ -292,6 +291,11 @@ class WgradPlan:
         return self.vector(gradient) if not self.half or self._channels_last(gradient) else 1
 
     @property
+    def _waiting(self) -> float:
+        wide = min(self.wide(False), self.wide(True))
+        return cycles.waiting(self.problem, self.resident * self.threads // 32, wide)
+
+    @property
     def measured(self) -> float:
         """Measured over modelled time of all tiles."""
         if not self.half and self.problem.channels_last:
@@ -320,13 +324,13 @@ class WgradPlan:
             tile_channels, wide = self.channel_tiles[gradient], self.wide(gradient)
             each, row = cycles.fill_cycles(self.problem, tile_channels, wide)
             tile = tile + boxes.rows[gradient] * (boxes.widths[gradient] * each + row)
-        tile = np.maximum(tile * self.resident * 1.1, tile + _TILE_CYCLES)
+        tile = cycles.round_cycles(tile, self.resident)
         tiles = batch * np.prod(-(-np.array(input_size) // shapes), axis=1)
         rounds = -(-tiles // np.minimum(self._most_splits, tiles))
         splits = -(-tiles // rounds)
         waves = np.ceil(self.variants * splits / (self.gpu.multiprocessors * self.resident))
         costs = waves * (rounds * tile * self.measured + cycles.fixed_cycles(self.registers))
-        costs = costs * cycles.alone(self.resident)
+        costs = costs * self._waiting
         costs = costs + self.variants * self.variant_elements * splits * 4 / (132 * 16) + 3000
         return np.where(steps % self.warps[2] == 0, costs, np.inf)
 
@@ -454,7 +458,7 @@ def _bounds(plans: Sequence[WgradPlan], batch: int, input_size: Sequence[int]) -
     splits = np.minimum(splits, np.maximum(1, WORKSPACE_BYTES // (4 * sums)))
     tiles = steps * (step + one.depth * fills) * np.maximum(1.0, resident * 1.1)
     waves = div_up(ctas, multiprocessors * resident)
-    lost = np.array([cycles.alone(plan.resident) for plan in plans])
+    lost = np.array([plan._waiting for plan in plans])
     found = waves * lost * (tiles / splits * one.measured + cycles.fixed_cycles(registers))
     return [float(bound) for bound in found]
 

@@ -17,7 +17,11 @@ from convt3d.precision import Arithmetic
 # Cycles of a copy instruction of a warp, and of a 32-byte sector: fitted to measurements.
 _COPY_CYCLES = 6.0
 _SECTOR_CYCLES = 0.5
-_ALONE = {1: 1.25, 2: 1.08}  # what few resident CTAs lose
+_VALUE_COPIES = 4.0  # of copies of single values of 16 bits, in place of one
+# Of a tile: latencies of a CTA on its own, and what each CTA of a multiprocessor adds.
+_LATENCY, _TILE_CYCLES = 700.0, 150.0
+# Warps of a multiprocessor that hide the latencies of copies, and of single values.
+_HIDING, _HIDING_VALUES = 7.0, 14.0
 
 Numbers = Any
 
@@ -55,13 +59,26 @@ def fill_cycles(problem: Problem, channels: Numbers, wide: int) -> tuple[Numbers
     ``wide``: words that a copy moves.
     """
     words = div_up(channels, 4 // problem.element_bytes)
-    each = words / 32 / wide * _COPY_CYCLES + words * 4 / 32 * _SECTOR_CYCLES
-    return each, words * _SECTOR_CYCLES
+    copies = words / 32 / wide * (_VALUE_COPIES if _by_value(problem, wide) else 1.0)
+    return copies * _COPY_CYCLES + words * 4 / 32 * _SECTOR_CYCLES, words * _SECTOR_CYCLES
 
 
-def alone(resident: int) -> float:
-    """What CTAs lose that are few on a multiprocessor."""
-    return _ALONE.get(resident, 1.0)
+def round_cycles(tile: Numbers, resident: Numbers) -> Numbers:
+    """Cycles of a multiprocessor for one tile of each of its CTAs."""
+    return np.maximum(tile * resident * 1.1, tile + _LATENCY) + _TILE_CYCLES * resident
+
+
+def waiting(problem: Problem, warps: int, wide: int) -> float:
+    """What so many warps of a multiprocessor lose to latencies, as a factor.
+
+    ``wide``: the fewest words that a copy moves.
+    """
+    return max(1.0, (_HIDING_VALUES if _by_value(problem, wide) else _HIDING) / warps)
+
+
+def _by_value(problem: Problem, wide: int) -> bool:
+    """Whether a copy is one of 16-bit values, each of which passes through registers."""
+    return problem.element_bytes == 2 and wide == 1
 
 
 def fixed_cycles(registers: Numbers) -> Numbers:

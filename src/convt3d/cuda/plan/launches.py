@@ -63,7 +63,7 @@ def with_strides(size: Sequence[int], order: Triple = (0, 1, 2)) -> tuple[int, .
 
 # A launch, and bytes a cycle of one multiprocessor.
 _COPY_CYCLES, _COPIED_BYTES = 2500.0, 14.0
-_LEAST_COPIED = 32  # channels
+_LEAST_COPIED = 16  # channels
 MOST_COPIED = 8
 """Plans on copies that a family ranks, so that tuning times other families, too."""
 _LINE_BYTES, _TILE_WORDS = 128, 32  # of a tile of layout/channels_last.cu: channels, and positions
