@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from convt3d.cuda.plan.launches import copy_cycles
@@ -12,17 +13,18 @@ from convt3d.cuda.schedule import div_up
 
 # Bytes a cycle of one multiprocessor that L2 brings, shared memory moves and DRAM takes, and TMA's
 # latency in cycles, fitted to 510 timings of 66 layers on an H200; cycles of a step's barriers, and
-# of a position of a box, however few bytes it has, to 56 further problems.
+# of a position of a box, however few bytes it has, to 56 further problems; what a position beyond
+# the tensor takes more, to 24 plans whose lines of a box reach beyond W.
 _L2_BYTES, _SHARED_BYTES, _DRAM_BYTES = 44.0, 175.0, 16.0
-_STEP_CYCLES, _LATENCY_CYCLES, _POSITION_CYCLES = 210.0, 1125.0, 2.5
+_STEP_CYCLES, _LATENCY_CYCLES, _POSITION_CYCLES, _BEYOND_CYCLES = 210.0, 1125.0, 2.5, 8.0
 # Cycles of a CTA besides its steps, of the second launch, and of a cluster, to meet twice; of a
 # byte of sums that a CTA of one reads.
 _CTA_CYCLES, _REDUCE_CYCLES, _CLUSTER_CYCLES, _SUM_BYTE = 4000.0, 4000.0, 6000.0, 1 / 12
 # Factors, by element bytes, that make these cycles comparable with those of ampere_wgrad.py: the
 # mean ratio over the layers.
 _MEASURED = {2: 1.14, 4: 1.73}
-# What plans on copies take of what is counted, beside those of wgrad/, over 157 problems.
-_ON_COPIES = 0.9
+# What plans on copies take of what is counted, beside those of wgrad/, over 80 drawn problems.
+_ON_COPIES = 0.7
 
 
 def call_cycles(plan: WgradNdhwcLayout, extents: Box, box: Box, copies: Sequence[float]) -> float:
@@ -34,7 +36,7 @@ def call_cycles(plan: WgradNdhwcLayout, extents: Box, box: Box, copies: Sequence
 def by_splits(plan: WgradNdhwcLayout, extents: Box, box: Box) -> Iterator[tuple[float, int]]:
     """Cycles of a call by numbers of splits: those of a cluster, or of whole rounds of all
     multiprocessors."""
-    steps, step_cycles = steps_of(extents, box), _step_cycles(plan, box)
+    steps, step_cycles = steps_of(extents, box), _step_cycles(plan, extents, box)
     mp, cluster = plan.gpu.multiprocessors, plan.tile.cluster
     if cluster > 1:
         yield _of_clusters(plan, cluster, steps, step_cycles), cluster
@@ -54,7 +56,7 @@ def by_splits(plan: WgradNdhwcLayout, extents: Box, box: Box) -> Iterator[tuple[
 
 def best_cluster(plan: WgradNdhwcLayout, extents: Box, box: Box) -> int | None:
     """Of how many CTAs clusters take fewest cycles; None where steps are too few, or too many."""
-    steps, step_cycles = steps_of(extents, box), _step_cycles(plan, box)
+    steps, step_cycles = steps_of(extents, box), _step_cycles(plan, extents, box)
     clusters = [c for c in CLUSTERS if fewest_splits(plan, steps) <= c <= steps]
     return min(clusters, key=lambda c: _of_clusters(plan, c, steps, step_cycles), default=None)
 
@@ -71,7 +73,7 @@ def _of_clusters(plan: WgradNdhwcLayout, cluster: int, steps: int, step_cycles: 
     return div_up(plan.tiles, clusters_at_once(cluster, plan.gpu.multiprocessors)) * alone
 
 
-def _step_cycles(plan: WgradNdhwcLayout, box: Box) -> float:
+def _step_cycles(plan: WgradNdhwcLayout, extents: Box, box: Box) -> float:
     """Cycles of a K step of a CTA: of tensor cores, shared memory, L2 or waiting for it."""
     t, m64 = plan.tile, plan.consumers * plan.tile.blocks
     bytes_ = plan.problem.element_bytes
@@ -83,6 +85,8 @@ def _step_cycles(plan: WgradNdhwcLayout, box: Box) -> float:
     shared = m64 * plan.products * 32 * (64 + t.columns) + loaded
     if plan.transposes:
         shared += 2 * t.positions * t.columns * bytes_
-    brought = max(loaded / _L2_BYTES, (source + target) * _POSITION_CYCLES)
+    beyond = 1 - math.prod(extents) / (steps_of(extents, box) * math.prod(box))
+    position = _POSITION_CYCLES + _BEYOND_CYCLES * beyond
+    brought = max(loaded / _L2_BYTES, (source + target) * position)
     waited = (brought + _LATENCY_CYCLES) / (t.stages - 1)  # one stage is being read
     return max(tensor, shared / _SHARED_BYTES, brought, waited) + _STEP_CYCLES
