@@ -38,6 +38,7 @@ from convt3d.cuda.plan import (
     sweep,
     transposed,
     wgrad,
+    wgrad_ndhwc,
 )
 from convt3d.cuda.plan.ampere_gather.cost import work_of
 from convt3d.cuda.plan.axes import Axis
@@ -622,6 +623,17 @@ def test_a_layer_whose_taps_meet_nothing_but_padding_has_a_plan(arithmetic: Arit
     families = {type(plan) for plan in ranked_plans(problem, 3, (1, 66, 64), Gpu())}
     assert transposed.WgmmaTransposedPlan in families
     assert type(plan_problem(problem, 3, (1, 66, 64), Gpu())) in families
+
+
+def test_contiguous_layers_of_few_channels_run_on_copies() -> None:
+    """24 channels of bfloat16: forward 33 us, and 62 by phases; by weight 67, and 141."""
+    geometry = Geometry(24, 160, (7, 7, 7), padding=(3, 3, 3))
+    plan = plan_problem(Problem("forward", geometry, Arithmetic.BF16), 2, (8, 8, 8), Gpu())
+    assert isinstance(plan, ndhwc.WgmmaNdhwcPlan)
+    geometry = Geometry(320, 24, (4, 4, 4), padding=(2, 2, 2))
+    problem = Problem("grad_weight", geometry, Arithmetic.BF16)
+    plan = plan_problem(problem, 2, (17, 17, 17), Gpu())
+    assert isinstance(plan, wgrad_ndhwc.WgmmaWgradNdhwcPlan)
 
 
 def test_stores_that_write_sectors_twice_are_counted() -> None:
