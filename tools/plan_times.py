@@ -2,13 +2,16 @@
 
     python tools/plan_times.py plan --plans FILE --shapes kb61,kb70 --operations forward
     python tools/plan_times.py plan --plans FILE --draw 40 --seed 7      random layers
+    python tools/plan_times.py plan --plans FILE --draw 40 --before OLD  those that choose anew
     python tools/plan_times.py time --plans FILE --out rows.jsonl        on a GPU
     python tools/plan_times.py report rows.jsonl
 
 `plan` needs no GPU. It keeps, for every operation of the layers, the plan that runs, the best few
-by the cost models and the best of each family. `time` compiles them in parallel, times each alone
-with a cold L2, and then in turn those near the fastest. `report` prints the time of the plan that
-runs over that of the fastest, and what would be lost without each family.
+by the cost models and the best of each family; with --chosen the first alone, and with --before,
+which names a file that another commit wrote so, the plans of both commits where they differ. `time`
+compiles them in parallel, times each alone with a cold L2, and then in turn those near the fastest.
+`report` prints the time of the plan that runs over that of the fastest, and what would be lost
+without each family.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from convt3d.bench import shapes as named_shapes
 from convt3d.bench.shapes import Shape
 from convt3d.cuda import timing, tuning
 from convt3d.cuda.operation import Operation
-from convt3d.cuda.plan import problem_for, ranked_plans, table
+from convt3d.cuda.plan import plan_problem, problem_for, ranked_plans, table
 from convt3d.cuda.schedule import OPERATIONS, Gpu
 from convt3d.geometry import Geometry
 from convt3d.precision import Arithmetic
@@ -139,7 +142,9 @@ def asked(arguments):
 def job_of(count, kernels, gpu, item):
     name, problem, batch, size = item
     decided = "table" if table.recall(problem, batch, size, gpu) else "models"
-    if kernels:
+    if count == 0:
+        plans = [plan_problem(problem, batch, size, gpu)]
+    elif kernels:
         every = ranked_plans(problem, batch, size, gpu)
         plans = [one for one in every if matches(one, kernels)][:count]
     else:
@@ -147,13 +152,26 @@ def job_of(count, kernels, gpu, item):
     return Job(name, problem, batch, size, tuple(plans), decided)
 
 
+def changed(before, jobs):
+    """Jobs whose first plan is another than in a file, with the plan of the file behind it."""
+    with open(before, "rb") as file:
+        old = {(job.problem, job.batch, job.size): job.plans for job in pickle.load(file)}
+    for job in jobs:
+        others = [one for one in old[job.problem, job.batch, job.size] if one != job.plans[0]]
+        if others:
+            yield dataclasses.replace(job, plans=(job.plans[0], *others))
+
+
 def plan_layers(arguments):
     major, minor = arguments.capability.split(".")
     gpu = Gpu((int(major), int(minor)))
+    count = 0 if arguments.chosen or arguments.before else arguments.count
     with processes() as pool:
-        one = functools.partial(job_of, arguments.count, arguments.kernels, gpu)
+        one = functools.partial(job_of, count, arguments.kernels, gpu)
         jobs = list(pool.map(one, asked(arguments), chunksize=4))
     jobs = [job for job in jobs if job.plans]
+    if arguments.before:
+        jobs = list(changed(arguments.before, jobs))
     with open(arguments.plans, "wb") as file:
         pickle.dump(jobs, file)
     print(f"{len(jobs)} problems, {sum(len(job.plans) for job in jobs)} plans")
@@ -295,6 +313,8 @@ def main():
     planning.add_argument("--arithmetic", default="tf32,bf16", help="of tf32, ieee, bf16, fp16")
     planning.add_argument("--layout", default="ncdhw,ndhwc")
     planning.add_argument("--count", type=int, default=8, help="plans beside those of each family")
+    planning.add_argument("--chosen", action="store_true", help="keep the plan that runs alone")
+    planning.add_argument("--before", help="a file of --chosen: keep both plans where they differ")
     planning.add_argument("--kernels", default="", help="of this pattern alone, such as WgmmaSweep")
     planning.add_argument("--capability", default="9.0", help="8.0: what older GPUs run")
     planning.set_defaults(function=plan_layers)
