@@ -244,7 +244,7 @@ def case_jobs(gpu):
 
 
 def cut_jobs(jobs):
-    """Sweeps that CTAs have whole columns of, on all multiprocessors, whose CTAs cut columns."""
+    """Sweeps whose CTAs have whole columns, launched on all multiprocessors: CTAs cut columns."""
     for one, batch, size in jobs:
         if isinstance(one, plan.sweep.WgmmaSweepPlan):
             cut = dataclasses.replace(pin(one, batch, size), ctas_there=one.multiprocessors)

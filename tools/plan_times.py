@@ -157,7 +157,8 @@ def changed(before, jobs):
     with open(before, "rb") as file:
         old = {(job.problem, job.batch, job.size): job.plans for job in pickle.load(file)}
     for job in jobs:
-        others = [one for one in old[job.problem, job.batch, job.size] if one != job.plans[0]]
+        plans = old.get((job.problem, job.batch, job.size), ())
+        others = [one for one in plans if one != job.plans[0]]
         if others:
             yield dataclasses.replace(job, plans=(job.plans[0], *others))
 

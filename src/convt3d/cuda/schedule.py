@@ -74,7 +74,7 @@ class Problem:
         return self._hash  # planning asks for it with every plan that it remembers
 
     def __getstate__(self) -> dict[str, Any]:
-        """Fields alone: hashes of words are those of a process."""
+        """Fields alone: the hash of a string differs from process to process."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property

@@ -32,11 +32,11 @@ class PinnedGatherPlan(GatherPlan):
 
 @dataclass(frozen=True)
 class PinnedSweepPlan(WgmmaSweepPlan):
-    """A sweep kernel with one length of lines for all extents, and one's number of CTAs."""
+    """A sweep kernel with one length of lines for all extents, and CTAs for those of its file."""
 
     units2: int = 1
-    extents: tuple[int, ...] = ()  # batch and input
-    ctas_there: int = 0  # with these extents; with others there is one on every multiprocessor
+    extents: tuple[int, ...] = ()  # batch and input that the file is made for
+    ctas_there: int = 0  # at these extents; at others one on every multiprocessor
 
     def line(self, batch: int, source: Sequence[int], target: Sequence[int]) -> Line:
         return self.line_of(self.units2, batch, source, target)

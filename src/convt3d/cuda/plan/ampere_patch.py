@@ -42,7 +42,7 @@ _ALONE = 1.1
 _CALL = 7200.0
 _AWAITED, _AWAITED_COPIES, _NARROW_COPY, _SINGLE_STORE = 870.0, 8, 5.0, 140.0
 _HALF_LINES = 1.2  # of channels_last float32-grade layers whose copies bring less than 128 bytes
-# Cycles of a warp's store to a channels_last output of which four lanes have half a sector.
+# Cycles of a warp's store to a channels_last output, where four lanes write half a sector.
 _HALF_SECTORS = 28.0
 
 

@@ -17,10 +17,10 @@ from convt3d.precision import Arithmetic
 # Cycles of a copy instruction of a warp, and of a 32-byte sector: fitted to measurements.
 _COPY_CYCLES = 6.0
 _SECTOR_CYCLES = 0.5
-_VALUE_COPIES = 4.0  # of copies of single values of 16 bits, in place of one
+_VALUE_COPIES = 4.0  # copies of a word whose 16-bit values are copied one by one
 # Of a tile: latencies of a CTA on its own, and what each CTA of a multiprocessor adds.
 _LATENCY, _TILE_CYCLES = 700.0, 150.0
-# Warps of a multiprocessor that hide the latencies of copies, and of single values.
+# Warps of a multiprocessor that hide the latencies of copies; of copies of single values.
 _HIDING, _HIDING_VALUES = 7.0, 14.0
 
 Numbers = Any

@@ -133,10 +133,8 @@ def _(plan: ndhwc.WgmmaNdhwcPlan, at: _Extents) -> _Tile:
 @_tile.register
 def _(plan: sweep.WgmmaSweepPlan, at: _Extents) -> _Tile:
     line = plan.line(at.batch, at.source, at.target)
-    columns = plan.column_tiles * plan.problem.geometry.groups
-    columns *= plan.phases * plan.sweep.interleaved
     k = _channels(plan.problem, plan.chunk_channels)
-    count = div_up(line.rows, plan.tile.rows) * columns
+    count = div_up(line.rows, plan.tile.rows) * plan.tile_columns
     return plan.tile.rows, plan.tile.column_tile, k, count
 
 

@@ -347,6 +347,13 @@ class SweepProducts:
 
     # ------------------------------------------------------------ CTAs
 
+    @once
+    def tile_columns(self) -> int:
+        """Columns of a tile: sweeps through a volume, each for one column tile of one group."""
+        return (
+            self.column_tiles * self.problem.geometry.groups * self.phases * self.sweep.interleaved
+        )
+
     def shares(
         self, source: Sequence[int], target: Sequence[int]
     ) -> Callable[[int], tuple[int, float, int]]:
@@ -359,11 +366,10 @@ class SweepProducts:
         sweep, first = self.sweep, self.order[0]
         steps = sweep.steps(target[first])
         busy = sweep.busy_steps(source[first], target[first])
-        tiles = self.column_tiles * self.problem.geometry.groups * self.phases * sweep.interleaved
         most, warm = self.multiprocessors, min(sweep.warm_steps, busy)
 
         def of_rows(rows: int) -> tuple[int, float, int]:
-            columns = div_up(rows, self.tile.rows) * tiles
+            columns = div_up(rows, self.tile.rows) * self.tile_columns
             whole = div_up(columns, most)
             cut = math.ceil(columns * steps / most) * (busy / steps)
             if columns % most == 0 or (columns % whole == 0 and whole * busy < cut + warm):
