@@ -214,7 +214,9 @@ CONVT3D_DEVICE void multiply(const PatchFragments<Config>& fragments, uint32_t s
   using Math = typename Config::Math;
   constexpr int together = PatchFragments<Config>::together;
   constexpr int blocks = Config::chunk_lines / Config::block_lines;
-#pragma unroll(blocks <= 8 ? blocks : 4)
+  // The split operands of several blocks would not fit in registers beside the sums.
+  constexpr int unrolled = Math::words_per_value > 1 ? 1 : blocks <= 8 ? blocks : 4;
+#pragma unroll(unrolled)
   for (int block = 0; block < blocks; ++block) {
 #pragma unroll
     for (int slice = 0; slice < Config::slices; ++slice) {
