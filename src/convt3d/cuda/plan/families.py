@@ -182,9 +182,8 @@ def _dense_16_bit(problem: Problem) -> tuple[tuple[Ranked, ...], tuple[Ranked, .
     if max(g.stride) == 1:
         return (), _CONVOLUTIONS
     if not (problem.source_channels_last and problem.target_channels_last):
-        # Beside what costs least, the first took 0.62 times as long in 16 layers. Where it
-        # declines, since TMA cannot bring their lines, the sweep took 0.94 times (0.4 to 2.4, 6).
-        return () if problem.forward else (strided_dgrad.ranked, sweep.ranked), _CONVOLUTIONS
+        # Beside what costs least, it took 0.62 times as long in 16 layers.
+        return () if problem.forward else (strided_dgrad.ranked,), _CONVOLUTIONS
     if problem.forward:
         # Phases of one or two taps, half of whose columns are empty: 7 layers took 0.6 times as
         # long; those of more taps 1.2 times.
