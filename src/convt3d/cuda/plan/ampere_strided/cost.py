@@ -40,8 +40,13 @@ _MISSED = {
 }
 # The same of channels_last sources beside: in 16 bits, and of gradients in TF32.
 _CHANNELS_LAST, _CHANNELS_LAST_TF32 = 1.7, 1.3
-# The same of gradients with channels that only move value by value, such as three.
-_SINGLE_VALUES, _SINGLE_16_BIT = {Arithmetic.TF32: 1.3, Arithmetic.IEEE: 1.6}, 3.5
+# The same of gradients whose channels_last source is copied value by value: of three channels.
+_SINGLE_VALUES = {
+    Arithmetic.TF32: 1.3,
+    Arithmetic.IEEE: 1.6,
+    Arithmetic.F16: 3.5,
+    Arithmetic.BF16: 3.5,
+}
 # Gradients of 16 bits whose source can only be loaded value by value: of many, of few channels.
 _ODD_LINES = (1.8, 1.3)
 _EMPTY_SLOTS = 0.8  # outputs without taps leave faster than counted
@@ -147,7 +152,7 @@ def call_cycles(
     way = (plan.problem.operation, plan.problem.arithmetic)
     missed, last = _MISSED.get(way, 1.3), plan.problem.source_channels_last
     if last and t.vector == 1 and not plan.problem.forward:
-        missed *= _SINGLE_VALUES.get(plan.problem.arithmetic, _SINGLE_16_BIT)
+        missed *= _SINGLE_VALUES[plan.problem.arithmetic]
     if last and bytes_ == 2:
         missed *= _CHANNELS_LAST
     elif last and way == ("grad_input", Arithmetic.TF32):

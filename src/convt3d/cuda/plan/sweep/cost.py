@@ -16,10 +16,10 @@ from convt3d.cuda.schedule import div_up
 _L2_BYTES, _STORE_BYTES = 24.0, 16.0
 _SCALE, _CALL = 1.12, 8000.0  # what other families' models count for a cycle that is measured
 # Cycles until what a filling thread loads has arrived and is stored; of a filling warp for one pair
-# of positions of each lane. Of sources whose units are several positions of a line, as gradients of
-# strided layers read them: the loads of a unit wait together, and each lane picks its positions.
+# of positions of each lane. The gradient by input of a strided layer reads several positions of a
+# line for each unit: their loads wait together, but each lane picks its own positions.
 _LATENCY, _FILL = 2400.0, 100.0
-_UNIT_LATENCY, _UNIT_FILL = 720.0, 500.0
+_STRIDED_LATENCY, _STRIDED_FILL = 720.0, 500.0
 _BARRIERS = 40.0  # of a (chunk, tap of axis 1)
 # Of contiguous sources, what the ends of a piece of a line cost, by element size, and pieces of odd
 # length of lines that are even.
@@ -105,10 +105,9 @@ def line_cycles(
     weights = 0 if t.keep_weights else plan.stage_bytes
     # From the first load of a box to its last store.
     rounds = div_up(plan.fill_loads, plan.fill_batch)
-    if plan.plane[1].unit_source > 1:
-        fill = (rounds * _UNIT_LATENCY + plan.fill_loads * _UNIT_FILL) / taps1
-    else:
-        fill = (rounds * _LATENCY + plan.fill_loads * _FILL * parts) / taps1
+    strided = plan.plane[1].unit_source > 1
+    wait, load = (_STRIDED_LATENCY, _STRIDED_FILL) if strided else (_LATENCY, _FILL * parts)
+    fill = (rounds * wait + plan.fill_loads * load) / taps1
 
     def of_line(line: Line) -> float:
         positions = t.rows + line.beyond

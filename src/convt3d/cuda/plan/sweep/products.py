@@ -349,7 +349,7 @@ class SweepProducts:
 
     @once
     def tile_columns(self) -> int:
-        """Columns of a tile: sweeps through a volume, each for one column tile of one group."""
+        """Columns of steps of one tile of rows: a column tile of a group and phase has one each."""
         return (
             self.column_tiles * self.problem.geometry.groups * self.phases * self.sweep.interleaved
         )

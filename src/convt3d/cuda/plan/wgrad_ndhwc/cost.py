@@ -23,8 +23,8 @@ _CTA_CYCLES, _REDUCE_CYCLES, _CLUSTER_CYCLES, _SUM_BYTE = 4000.0, 4000.0, 6000.0
 # Factors, by element bytes, that make these cycles comparable with those of ampere_wgrad.py: the
 # mean ratio over the layers.
 _MEASURED = {2: 1.14, 4: 1.73}
-# What plans on copies take of what is counted besides these, beside those of wgrad/, over 166 drawn
-# problems.
+# Of a plan on copies, what its kernel takes of the cycles that are counted, where wgrad/ is the
+# alternative: 166 drawn problems. The copies take what is counted.
 _ON_COPIES = 0.65
 
 
