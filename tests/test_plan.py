@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import pickle
 import random
 import re
@@ -27,6 +28,7 @@ from convt3d.cuda.plan import (
     ampere_wgrad,
     col2im,
     depthwise,
+    families,
     ndhwc,
     patch,
     phases,
@@ -40,7 +42,8 @@ from convt3d.cuda.plan import (
     wgrad,
     wgrad_ndhwc,
 )
-from convt3d.cuda.plan.ampere_gather.cost import work_of
+from convt3d.cuda.plan import ampere_wgrad_cycles as cycles
+from convt3d.cuda.plan.ampere_gather import cost as gather_cost
 from convt3d.cuda.plan.axes import Axis
 from convt3d.cuda.plan.extents import even_cuts
 from convt3d.cuda.plan.sweep.products import SweepTile
@@ -272,7 +275,7 @@ def test_tiles_cover_the_destination() -> None:
 def test_tiles_of_gathers_are_no_larger_than_the_target(target: tuple[int, int, int]) -> None:
     problem = Problem("grad_input", GEOMETRIES["dense"], Arithmetic.TF32)
     for _, plan in ampere_gather.ranked(problem, 1, target, Gpu())[::20]:
-        shapes = work_of(plan, 1, target).shapes
+        shapes = gather_cost.work_of(plan, 1, target).shapes
         assert (shapes <= plan.needed(target)).all()
         assert (shapes.prod(axis=1) <= plan.tile.rows).all()
 
@@ -620,9 +623,9 @@ def test_problems_are_pickled_without_the_hash_of_a_process() -> None:
 def test_a_layer_whose_taps_meet_nothing_but_padding_has_a_plan(arithmetic: Arithmetic) -> None:
     geometry = Geometry(16, 32, (2, 4, 2), (2, 2, 2), (1, 2, 0), (0, 1, 0), (3, 3, 1))
     problem = Problem("forward", geometry, arithmetic)
-    families = {type(plan) for plan in ranked_plans(problem, 3, (1, 66, 64), Gpu())}
-    assert transposed.WgmmaTransposedPlan in families
-    assert type(plan_problem(problem, 3, (1, 66, 64), Gpu())) in families
+    types = {type(plan) for plan in ranked_plans(problem, 3, (1, 66, 64), Gpu())}
+    assert transposed.WgmmaTransposedPlan in types
+    assert type(plan_problem(problem, 3, (1, 66, 64), Gpu())) in types
 
 
 def test_contiguous_layers_of_few_channels_run_on_copies() -> None:
@@ -808,6 +811,66 @@ def test_the_first_plan_leads_the_list(name: str, operation: str, arithmetic: Ar
     at = (problem, shape.batch, shape.input_size, Gpu())
     (first, *_), every = (ranked_plans(*at, first_only=only) for only in (True, False))
     assert first == every[0]
+
+
+@pytest.mark.sample(every=4)
+@pytest.mark.parametrize("arithmetic", [Arithmetic.BF16, Arithmetic.TF32, Arithmetic.IEEE])
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    "name", ["n=2,in=3,out=160,size=12x12x24,k=5,p=2", "n=2,in=96,out=48,size=16,k=3,s=2,p=1"]
+)
+def test_bounds_spare_no_plan_that_costs_least(
+    name: str, operation: str, arithmetic: Arithmetic
+) -> None:
+    """A family that knows of a cost a little above its least one still finds that."""
+    (shape,) = shapes.select([name])
+    problem = Problem(operation, shape.geometry, arithmetic)
+    order = families.order(problem)
+    for ranked in (*order.first, *order.compared, *order.copied):
+        at = (problem, shape.batch, shape.input_size, Gpu())
+        least = min((cost for cost, _ in ranked(*at, None)), default=math.inf)
+        if least < math.inf:
+            assert min(cost for cost, _ in ranked(*at, least * 1.001)) == least
+
+
+def test_copies_of_few_positions_keep_few_threads_busy() -> None:
+    """Threads share out the positions of a contiguous box; each copies all channels of its own."""
+    fill = cycles.Fill(cycles.WORDS, vector=1, pieces=1, copies=64, words=64, row_sectors=64)
+    (every, busiest), (twice, same) = (fill.cycles(1, n, threads=256) for n in (64, 128))
+    assert same == busiest == 64 * cycles.WORDS.in_turn
+    assert twice == 2 * every - 64 * 0.5  # a row's sectors once
+    assert fill.cycles(1, 257, threads=256)[1] == 2 * busiest
+
+
+@pytest.mark.parametrize(("warps", "factor"), [(4, 1.0), (6, 8 / 6), (8, 1.0), (9, 12 / 9)])
+def test_warps_that_do_not_divide_by_four_wait_for_the_busiest_part(
+    warps: int, factor: float
+) -> None:
+    problem = Problem("grad_weight", shapes.named()["kb61"].geometry, Arithmetic.IEEE)
+    got, even = (cycles.step_cycles(problem, 27, False, warps, 4, 4, n) for n in (warps, 4))
+    shared = warps * (5 * 4 + 1.2 * 2 * 27 * 4)
+    assert got - 0.3 * shared == pytest.approx(factor * (even - 0.3 * shared))
+
+
+@pytest.mark.parametrize(("kernel", "runs"), [(3, True), (5, True), (7, False)])
+def test_products_by_warps_have_registers_for_the_addresses_of_all_positions(
+    kernel: int, runs: bool
+) -> None:
+    (shape,) = shapes.select([f"n=4,in=16,out=16,size=24,k={kernel},s=2,p={kernel // 2},g=2"])
+    problem = Problem("forward", shape.geometry, Arithmetic.BF16, True, True)
+    found = [plan for _, plan in ndhwc.ranked(problem, 4, shape.input_size, Gpu(), None)]
+    assert bool(found) == runs
+    assert all(plan.by_warps for plan in found)
+
+
+def test_gather_counts_the_phase_that_has_most_taps() -> None:
+    """Of stride 2, taps 3: along an axis one phase has two taps, the other one."""
+    (shape,) = shapes.select(["n=2,in=64,out=64,size=8,k=3,s=2,p=1"])
+    problem = Problem("forward", shape.geometry, Arithmetic.IEEE)
+    plans = [plan for _, plan in ampere_gather.ranked(problem, 2, shape.input_size, Gpu(), None)]
+    most = {plan.tile.block0 > 0: gather_cost._most_taps(plan) for plan in plans}
+    assert most.pop(False) == pytest.approx((4 / 3) ** 2)
+    assert all(found == pytest.approx(4 / 3) for found in most.values())
 
 
 def test_the_widest_line_of_col2im_is_found_among_the_first_tiles() -> None:

@@ -38,10 +38,6 @@ _PAIRED_VECTOR = 8  # positions of a copy of 16 bytes
 _MAX_ACCUMULATORS = 128
 _MAX_ACCUMULATORS_IEEE = 80
 _MOST_TAPS, _MOST_COLUMNS = 28, 512  # of a CTA
-# What the model misses of the time of all tiles, over timed plans of drawn layers (H200); more of
-# float32 with both tensors channels_last.
-_MEASURED, _MEASURED_LAST = 1.5, 2.1
-_MEASURED_SPLIT = 1.14  # of float32-grade products of contiguous tensors
 _WARPS = (
     (1, 1, 4), (1, 2, 2), (2, 1, 2), (1, 4, 1), (2, 2, 1), (4, 1, 1),
     (1, 3, 1), (1, 6, 1), (1, 8, 1), (2, 4, 1), (1, 1, 8), (1, 2, 4),
@@ -281,26 +277,23 @@ class WgradPlan:
         """Cycles of one matrix step of all warps in all taps."""
         warps = self.warps[0] * self.warps[1]
         taps, columns = self.taps_apart, self.taps_in_columns
-        return float(cycles.step_cycles(self.problem, taps, columns, warps, *self.fragments))
+        resident = self.resident * self.threads // 32
+        found = cycles.step_cycles(self.problem, taps, columns, warps, *self.fragments, resident)
+        return float(found)
 
-    def wide(self, gradient: bool) -> int:
-        """Words that a copy of the fill moves; they depend on problem and taps only."""
+    def fill(self, gradient: bool, channels: cycles.Numbers, width: int) -> cycles.Fill:
+        """How boxes of so many channels are filled from a tensor of this extent along W."""
+        bytes_, vector = self.problem.element_bytes, self.vector(gradient)
+        words = div_up(channels, 4 // bytes_)
+        if self._channels_last(gradient):
+            kind = cycles.SINGLES if vector * bytes_ < 4 else cycles.VECTORS
+            pieces = div_up(channels, max(vector, 4 // bytes_))
+            return cycles.Fill(kind, 1, pieces, 1, words, 1)
         if self.paired(gradient):
-            return _PAIRED_VECTOR // 2
-        return self.vector(gradient) if not self.half or self._channels_last(gradient) else 1
-
-    @property
-    def _waiting(self) -> float:
-        """What is lost to latencies, as a factor."""
-        wide = min(self.wide(False), self.wide(True))
-        return cycles.waiting(self.problem, self.resident * self.threads // 32, wide)
-
-    @property
-    def measured(self) -> float:
-        """Measured over modelled time of all tiles."""
-        if not self.half and self.problem.channels_last:
-            return _MEASURED_LAST
-        return _MEASURED_SPLIT if self.problem.arithmetic is Arithmetic.IEEE else _MEASURED
+            return cycles.Fill(cycles.WORDS, vector, 1, channels, words, 1)
+        vector = vector if width % vector == 0 else 1
+        kind = cycles.VALUES if self.half else cycles.WORDS
+        return cycles.Fill(kind, vector, 1, words, words, words)
 
     @property
     def density(self) -> float:
@@ -319,19 +312,22 @@ class WgradPlan:
     ) -> NDArray[np.float64]:
         """Estimated cycles of one call for each tile shape; inf where one cannot be."""
         steps = shapes.prod(axis=1) // self.depth
-        tile = steps * self._step_cycles
-        for gradient in (False, True):
-            tile_channels, wide = self.channel_tiles[gradient], self.wide(gradient)
-            each, row = cycles.fill_cycles(self.problem, tile_channels, wide)
-            tile = tile + boxes.rows[gradient] * (boxes.widths[gradient] * each + row)
-        tile = cycles.round_cycles(tile, self.resident)
+        every = busiest = 0.0
+        for gradient, extents in enumerate(self.problem.extents(input_size)):
+            fill = self.fill(bool(gradient), self.channel_tiles[gradient], extents[2])
+            # Vectors of 16-bit rows begin before a box and end behind it.
+            before = fill.vector - 1 if fill.kind is cycles.VALUES else 0
+            widths = boxes.widths[gradient] + before
+            of_all, of_one = fill.cycles(boxes.rows[gradient], widths, self.threads)
+            every, busiest = every + of_all, busiest + of_one
+        tile = cycles.round_cycles(steps * self._step_cycles, every, busiest, self.resident)
         tiles = batch * np.prod(-(-np.array(input_size) // shapes), axis=1)
         rounds = -(-tiles // np.minimum(self._most_splits, tiles))
         splits = -(-tiles // rounds)
         waves = np.ceil(self.variants * splits / (self.gpu.multiprocessors * self.resident))
-        costs = waves * (rounds * tile * self.measured + cycles.fixed_cycles(self.registers))
-        costs = costs * self._waiting
-        costs = costs + self.variants * self.variant_elements * splits * 4 / (132 * 16) + 3000
+        costs = waves * (rounds * tile + cycles.fixed_cycles(self.registers))
+        costs = costs + cycles.call_cycles(self.problem, self.gpu.multiprocessors)
+        costs = costs + self.variants * self.variant_elements * splits * 4 / (132 * 16)
         return np.where(steps % self.warps[2] == 0, costs, np.inf)
 
 
@@ -445,21 +441,23 @@ def _bounds(plans: Sequence[WgradPlan], batch: int, input_size: Sequence[int]) -
     """
     one, p = plans[0], plans[0].problem
     chosen = [(*plan.warps, *plan.fragments, plan.resident) for plan in plans]
-    warps_m, warps_n, _, fm, fn, resident = np.array(chosen).T
+    warps_m, warps_n, warps_k, fm, fn, resident = np.array(chosen).T
     m, n = cycles.channel_tiles(p, one.taps_in_columns, warps_m * fm, warps_n * fn)
     steps = batch * input_size[0] * input_size[1] * div_up(input_size[2], one.depth)
-    step = cycles.step_cycles(p, one.taps_apart, one.taps_in_columns, warps_m * warps_n, fm, fn)
-    fills = cycles.fill_cycles(p, m, one.wide(False))[0]
-    fills = fills + one.density * cycles.fill_cycles(p, n, one.wide(True))[0]
+    warps, apart, columns = warps_m * warps_n, one.taps_apart, one.taps_in_columns
+    step = cycles.step_cycles(p, apart, columns, warps, fm, fn, warps * warps_k * resident)
+    widths = [extents[2] for extents in p.extents(input_size)]
+    fills = one.fill(False, m, widths[0]).least_of_a_position()
+    fills = fills + one.density * one.fill(True, n, widths[1]).least_of_a_position()
     registers, ctas = one.taps_apart * fm * fn * 4, cycles.variants(p, one.taps, m, n)
     sums = ctas * registers * 32 * warps_m * warps_n
     multiprocessors = one.gpu.multiprocessors
     splits = np.maximum(1, resident * multiprocessors // ctas)
     splits = np.minimum(splits, np.maximum(1, WORKSPACE_BYTES // (4 * sums)))
-    tiles = steps * (step + one.depth * fills) * np.maximum(1.0, resident * 1.1)
+    tiles = steps * (step + one.depth * fills) * resident
     waves = div_up(ctas, multiprocessors * resident)
-    lost = np.array([plan._waiting for plan in plans])
-    found = waves * lost * (tiles / splits * one.measured + cycles.fixed_cycles(registers))
+    found = waves * (tiles / splits + cycles.fixed_cycles(registers))
+    found = found + cycles.call_cycles(p, multiprocessors)
     return [float(bound) for bound in found]
 
 

@@ -7,6 +7,7 @@ stores, and the rows lost at tile borders.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -153,5 +154,13 @@ def call_cycles(plan: GatherLayout, work: Work) -> NDArray[np.float64]:
     chain = 2000 + plan.chunks * np.maximum(chunk, 1000.0 / (t.stages - 1)) + work.store
     waves = work.count / (plan.gpu.multiprocessors * t.resident)
     waves = np.where(waves > 3, waves + 0.5, np.ceil(waves))
-    costs = waves * np.maximum(1.1 * throughput * t.resident, chain) * _missed(plan, t.resident)
-    return np.where(work.positions <= t.positions, costs, np.inf)
+    costs = waves * np.maximum(1.1 * throughput * t.resident, chain)
+    # The last wave has CTAs of the phase with most taps.
+    costs = costs + 1.1 * (_most_taps(plan) - 1) * plan.chunks * chunk * t.resident
+    return np.where(work.positions <= t.positions, costs * _missed(plan, t.resident), np.inf)
+
+
+def _most_taps(plan: GatherLayout) -> float:
+    """Taps of the phase that has most, over the mean."""
+    phased = plan.axes[1:2] if plan.tile.block0 else plan.axes[:2]
+    return math.prod(max(a.phase_taps) * a.phases / sum(a.phase_taps) for a in phased)

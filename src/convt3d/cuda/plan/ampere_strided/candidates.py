@@ -20,6 +20,9 @@ from convt3d.precision import Arithmetic
 # All products of a step are written out in the kernel's text; beyond this it no longer fits the
 # instruction cache and takes long to compile.
 _MAX_PRODUCTS = 1300
+# Registers beside those estimated that gradients of split operands take, at least: with fewer they
+# spill within the products, which took up to 1.9 times as long.
+_SPLITTING = 80
 MAX_ACCUMULATORS = 144
 # A fragment's window of positions along W is held in registers.
 _MAX_WINDOW = 16
@@ -154,7 +157,8 @@ def ranked(
     shapes: dict[int, list[Shape]] = {}
     bases = []
     for base in _bases(problem, gpu):
-        most = base.most_resident(base.registers() + 8)
+        beside = _SPLITTING if not problem.forward and problem.words_per_value > 1 else 8
+        most = base.most_resident(base.registers() + beside)
         fragments = base.tile.fragments
         if fragments not in shapes:
             shapes[fragments] = [*dict.fromkeys(base.all_shapes(size))]

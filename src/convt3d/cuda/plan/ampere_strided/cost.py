@@ -38,6 +38,8 @@ _MISSED = {
     ("grad_input", Arithmetic.TF32): 1.25,
     ("grad_input", Arithmetic.IEEE): 1.28,
 }
+# The same of contiguous gradients of 16 bits and many channels beside, over 13 layers.
+_PAIRED_GRADIENTS = 1.6
 # The same of channels_last sources beside: in 16 bits, and of gradients in TF32.
 _CHANNELS_LAST, _CHANNELS_LAST_TF32 = 1.7, 1.3
 # The same of gradients whose channels_last source is copied value by value: of three channels.
@@ -159,6 +161,8 @@ def call_cycles(
         missed *= _CHANNELS_LAST_TF32
     elif bytes_ == 2 and odd_lines(plan.problem):
         missed *= _ODD_LINES[plan.step_words == 4]
+    if bytes_ == 2 and not last and not plan.problem.forward and plan.step_words != 4:
+        missed *= _PAIRED_GRADIENTS
     slots = axes[0].unit_target * axes[1].unit_target * axes[2].unit_target
     if plan.problem.forward and plan.live_slots < slots:
         missed *= _EMPTY_SLOTS

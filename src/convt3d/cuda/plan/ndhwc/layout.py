@@ -19,6 +19,9 @@ from convt3d.geometry import Triple
 BARRIER_BYTES = 128
 MOST_ROUNDS = 32  # of work tiles that are scheduled longest first
 _SPARE_REGISTERS = 56  # of a consumer beside sums
+# The same of products by warps, beside operands and addresses. Over 77 plans, what is beyond the
+# registers of a thread is within 34 of what the compiler spills, 4 in the mean.
+_SPARE_BY_WARPS = 40
 _STAGED_BYTES = 3072  # of columns of a contiguous target, that a warp stages at a time
 _FILL_BYTES = 2048  # of outputs without taps that leave in one copy
 
@@ -198,11 +201,14 @@ class NdhwcLayout(UnitTileKernel[UnitShape]):
         t = self.tile
         if not self.problem.target_channels_last and self.vector % self.slots[2]:
             return False  # 16 bytes of the target are the slots of whole units
-        operands = 2 * t.blocks
+        beside = 2 * t.blocks + _SPARE_REGISTERS
         if self.by_warps:
+            # The compiler keeps an address for each position that taps read.
+            addresses = 2 * t.blocks * math.prod(span + 1 for span in self.spans)
             operands = 4 * t.blocks * t.groups_per_tile + 4 * self.fragments
+            beside = addresses + operands + _SPARE_BY_WARPS
         return (
-            self.accumulators + operands + _SPARE_REGISTERS <= self.consumer_registers
+            self.accumulators + beside <= self.consumer_registers
             and self.unrolled * t.blocks <= MAX_PRODUCTS
             and (self.by_warps or self.stage_bytes <= MAX_STAGE_BYTES)
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from convt3d.cuda.plan.search import with_tile
 from convt3d.cuda.plan.sweep.products import Line, SweepProducts
 from convt3d.cuda.schedule import div_up
 
@@ -143,6 +144,7 @@ def least_cycles(
     """Cycles that no pipeline undercuts: those of the products."""
     _, steps, _ = plan.shares(source, target)(min(line.rows for line in lines))
     turns = _PING_PONG if plan.parts == 1 else 1.0
+    plan = with_tile(plan, weight_stages=3)  # as most pipelines have, at no cost
     return turns * _call(plan)(steps, _products(plan) + _BARRIERS)
 
 
