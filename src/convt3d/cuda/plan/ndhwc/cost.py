@@ -34,9 +34,9 @@ _TWO_BOXES = 1.2  # what two source stages cost more than counted, over 81 layer
 # Of a cluster, to meet twice; of a byte of sums that a CTA reads.
 _CLUSTER, _SUM_BYTE = 2000.0, 1 / 24
 _UNSTRIDED = 1.2  # what layers of stride 1 cost more than counted, beside sweeps that can run them
-# What plans on copies take of what is counted, beside kernels of contiguous tensors, over 224
-# problems; and forward passes of strided layers, over 42.
-_ON_COPIES, _STRIDED_ON_COPIES = 1.2, 1.55
+# What plans on copies take of what is counted, beside kernels of contiguous tensors: gradients, and
+# forward passes of strided layers, over 1,002 problems. Others take what is counted.
+_GRADIENTS_ON_COPIES, _STRIDED_ON_COPIES = 1.2, 1.3
 # Fetching the instructions of an unrolled product: once a call, of products beyond the first so
 # many; and at each pass, where there are more than the instruction cache holds. From 107 plans of
 # strided forward passes.
@@ -102,7 +102,8 @@ def call_cycles(
         if max(g.kernel_size) == 1:
             unstrided = 1.0  # what runs else, on odd volumes, is no sweep
         else:
-            copies = _STRIDED_ON_COPIES if p.forward and max(g.stride) > 1 else _ON_COPIES
+            strided = _STRIDED_ON_COPIES if max(g.stride) > 1 else 1.0
+            copies = strided if p.forward else _GRADIENTS_ON_COPIES
         copied = copy_cycles(bytes_, plan.gpu)
 
     def of_shape(shape: UnitShape) -> float:
