@@ -45,7 +45,7 @@ from support.exported import (
 
 BOTH = ("sm_90a", "sm_80")
 DEPTHWISE = "in=6,out=6,size=5x6x7,k=3,s=2,p=1,op=1,g=6,bias=1"
-GATHER = "n=2,in=9,out=10,size=3x4x5,k=3,s=2,p=1,op=1"
+STRIDED = "n=2,in=9,out=10,size=3x4x5,k=3,s=2,p=1,op=1"
 FLAT = "in=5,out=3,size=3x4x5,k=2x2x2,s=2,bias=1"
 WGMMA_FLAT = "n=2,in=64,out=32,size=16x32x32,k=2,s=2"
 CONV = "in=5,out=9,size=5x6x7,k=3x2x3,p=1x0x1,conv=1,bias=1"
@@ -99,7 +99,7 @@ _EACH_TIME = {"kb58", "kb73_g4", "kb77", DEPTHWISE, FLAT, CONV}
     "name",
     [
         pytest.param(name, marks=[] if name in _EACH_TIME else [pytest.mark.full])
-        for name in (*problem_names(), DEPTHWISE, GATHER, FLAT, STATIC, CONV, STRIDED_CONV)
+        for name in (*problem_names(), DEPTHWISE, STRIDED, FLAT, STATIC, CONV, STRIDED_CONV)
     ],
 )
 def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Pa
     "name",
     [
         pytest.param(name, marks=[] if name in _EACH_TIME else [pytest.mark.full])
-        for name in (*problem_names(), DEPTHWISE, GATHER, FLAT, STATIC, CONV, STRIDED_CONV)
+        for name in (*problem_names(), DEPTHWISE, STRIDED, FLAT, STATIC, CONV, STRIDED_CONV)
     ],
 )
 def test_launcher_for_one_size_queues_what_the_package_would(name: str, tmp_path: Path) -> None:
@@ -260,12 +260,12 @@ def _memory(address: int, count: int) -> np.ndarray:
     [
         # The last extents are not those that the file was tiled for.
         pytest.param(
-            GATHER,
+            STRIDED,
             "tf32",
             (1, 3, 2, 4),
             {
-                *("ampere_gather_pack", "ampere_gather", "ampere_wgrad", "reduce"),
-                *("ampere_strided_pack", "ampere_strided_dgrad"),
+                *("ampere_strided_pack", "ampere_strided", "ampere_strided_dgrad"),
+                *("ampere_wgrad", "reduce"),
             },
             marks=pytest.mark.full,
         ),
