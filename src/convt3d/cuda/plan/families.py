@@ -116,7 +116,7 @@ _LATE = (sweep.ranked, phases.ranked, ampere_gather.ranked, ampere_wgrad.ranked)
 _FEW_CHANNELS = 32
 _HALF_A_TILE = 8  # columns, of the narrowest tile of ndhwc
 _FEW_TAPS, _LONG_KERNEL = 3, 5
-_MANY_COLUMNS, _FEW_DEPTHS = 128, 8  # produced channels, and taps of a kernel == stride layer
+_MANY_COLUMNS, _FEW_CELL_TAPS = 128, 8  # produced channels, and taps of a kernel == stride layer
 # Along W: warps then copy the weights. mma.sync took 0.44 to 0.85 times as long (two layers on an
 # H200, TF32 and IEEE); of 3 to 6 slots, whose weights are copied too, 1.09 in the mean of 15.
 _MANY_SLOTS = 16
@@ -173,8 +173,8 @@ def _kernel_equals_stride(problem: Problem) -> tuple[Ranked, ...]:
     dense_last = problem.channels_last and problem.geometry.groups == 1
     # Few channels, but many columns: five layers took 0.42 to 0.91 times as long; of 64 taps 1.6.
     taps = math.prod(problem.geometry.kernel_size)
-    wide_rows = problem.target_channels > _MANY_COLUMNS and taps <= _FEW_DEPTHS
-    many = one_tap or problem.source_channels > _FEW_CHANNELS or wide_rows
+    columns = problem.target_channels > _MANY_COLUMNS and taps <= _FEW_CELL_TAPS
+    many = one_tap or problem.source_channels > _FEW_CHANNELS or columns
     if dense_last and not problem.forward and many:
         return (patch.ranked, ndhwc.ranked, ampere_patch.ranked)
     return (patch.ranked, ampere_patch.ranked)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from convt3d.cuda.plan.search import with_tile
 from convt3d.cuda.plan.sweep.products import Line, SweepProducts
 from convt3d.cuda.schedule import div_up
 
@@ -81,8 +80,6 @@ def _call(plan: SweepProducts) -> Callable[[float, float], float]:
     loss = _LARGE_TILE ** max(0, t.blocks - 2)
     if plan.parts == 1:
         loss *= t.blocks**_BLOCKS * t.planes**_PLANES
-    if plan.parts > 1 and t.weight_stages == 2:
-        loss *= _TWO_STAGES
     loss *= _KEPT_WEIGHTS[plan.parts] if t.keep_weights else 1.0
     loss *= _SWAPPED if plan.swapped else 1.0
     if t.ping_pong:
@@ -107,6 +104,8 @@ def line_cycles(
     # From the first load of a box to its last store.
     rounds = div_up(plan.fill_loads, plan.fill_batch)
     strided = plan.plane[1].unit_source > 1
+    # The bound leaves this out, because other pipelines have more stages.
+    two_stages = _TWO_STAGES if parts > 1 and t.weight_stages == 2 else 1.0
     wait, load = (_STRIDED_LATENCY, _STRIDED_FILL) if strided else (_LATENCY, _FILL * parts)
     fill = (rounds * wait + plan.fill_loads * load) / taps1
 
@@ -117,7 +116,7 @@ def line_cycles(
         loads = (positions * plan.position_bytes / parts / taps1 + weights) / _L2_BYTES
         stage = max(products, loads, fill) + 0.1 * (fill + loads) + _BARRIERS
         _, steps, warm = shares(line.rows)
-        return call(steps + warm, stage)
+        return two_stages * call(steps + warm, stage)
 
     return of_line
 
@@ -144,7 +143,6 @@ def least_cycles(
     """Cycles that no pipeline undercuts: those of the products."""
     _, steps, _ = plan.shares(source, target)(min(line.rows for line in lines))
     turns = _PING_PONG if plan.parts == 1 else 1.0
-    plan = with_tile(plan, weight_stages=3)  # as most pipelines have, at no cost
     return turns * _call(plan)(steps, _products(plan) + _BARRIERS)
 
 
