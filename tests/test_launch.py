@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -21,7 +21,7 @@ from cuda.bindings.driver import CUresult
 from convt3d import reference
 from convt3d.cuda import backend, driver, launch
 from convt3d.cuda.compiler import KernelSpec
-from convt3d.cuda.schedule import Launch, Problem, Schedule, TensorMap
+from convt3d.cuda.schedule import Gpu, Launch, Problem, Schedule, TensorMap
 from convt3d.geometry import Geometry
 from convt3d.layout import beyond_32_bits
 from convt3d.precision import Arithmetic
@@ -297,3 +297,39 @@ def test_a_dependent_launch_may_overlap() -> None:
     assert attribute.value.programmaticStreamSerializationAllowed == 1
     shape = (configuration.gridDimX, configuration.blockDimX, configuration.sharedMemBytes)
     assert shape == (5, 96, 1024)
+
+
+@pytest.mark.parametrize(
+    ("grid", "shared", "most"),
+    [
+        (72, 70_000, 1),  # fewer blocks than multiprocessors: two have no room on one
+        (133, 50_000, 2),
+        (264, 50_000, 2),
+        (500, 30_000, 4),
+        (72, 120_000, 1),  # has the room of one already
+        (5000, 70_000, 3),  # several waves: as many as fit
+    ],
+)
+def test_blocks_of_a_dependent_launch_spread_evenly(grid: int, shared: int, most: int) -> None:
+    gpu = Gpu()
+    launched = Launch(SPEC, grid, 96, shared, (), dependent=True).on(gpu)
+    assert gpu.shared_per_multiprocessor // (launched.shared_bytes + 1024) == most
+    assert shared <= launched.shared_bytes <= gpu.shared_per_block
+    assert launched == Launch(SPEC, grid, 96, launched.shared_bytes, (), dependent=True)
+
+
+@pytest.mark.parametrize("change", [{"dependent": False}, {"shared_bytes": 0}, {"grid": 100_000}])
+def test_other_launches_ask_for_what_they_need(change: dict[str, Any]) -> None:
+    launched = replace(Launch(SPEC, 72, 96, 70_000, (), dependent=True), **change)
+    assert launched.on(Gpu()) == launched
+
+
+def test_no_launch_is_dependent_before_hopper() -> None:
+    launched = Launch(SPEC, 72, 96, 70_000, (), dependent=True)
+    assert launched.on(Gpu((8, 0))) == replace(launched, dependent=False)
+
+
+def test_blocks_that_cannot_be_kept_apart_ask_for_what_they_need() -> None:
+    small = Gpu((12, 0), 84, shared_per_block=40_000, shared_per_multiprocessor=102_400)
+    launched = Launch(SPEC, 72, 96, 30_000, (), dependent=True)
+    assert launched.on(small) == launched

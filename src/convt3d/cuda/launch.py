@@ -201,13 +201,13 @@ def bind_plan(plan: Plan, operation: Operation) -> Call:
         found = operation.launched_by(plan)
         schedule = found.schedule
         named = dict(zip(WEIGHT_STRIDES, map(np.int64, found.weight_strides), strict=True))
+        gpu = gpu_of(device)
         launches = []
         for launch in schedule.launches:
             if launch.grid > _MAX_GRID:
                 raise RuntimeError(f"{launch.grid} thread blocks exceed what one launch can hold")
             arguments = [named.get(a, a) if isinstance(a, str) else a for a in launch.arguments]
-            dependent = launch.dependent and gpu_of(device).capability >= (9, 0)
-            launches.append(replace(launch, arguments=tuple(arguments), dependent=dependent))
+            launches.append(replace(launch.on(gpu), arguments=tuple(arguments)))
         functions = driver.load(launches, device)
     except Exception as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):

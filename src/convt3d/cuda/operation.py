@@ -209,4 +209,4 @@ class Operation(NamedTuple):
 
     def launches(self, gpu: Gpu) -> tuple[Launch, ...]:
         """What a call launches on a GPU: plans it, and remembers the plan."""
-        return self.launched_by(self.plan(gpu)).schedule.launches
+        return tuple(one.on(gpu) for one in self.launched_by(self.plan(gpu)).schedule.launches)
