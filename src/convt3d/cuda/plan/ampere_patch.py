@@ -38,9 +38,11 @@ _FEW_WARPS = {4: 1.5, 8: 1.15}
 _ALONE = 1.1
 # Of any call; then of lines that start anywhere, over 174 plans of 30 layers of one tap whose
 # volume is no multiple of 16 bytes: of eight copies of 2 bytes that a thread waits for, of a copy
-# of 4 bytes, and of an output that is stored alone.
+# of 4 bytes, and of an output that is stored alone. Of a copy whose place takes divisions, for
+# eight warps: over 35 plans of a layer of 8 taps.
 _CALL = 7200.0
 _AWAITED, _AWAITED_COPIES, _NARROW_COPY, _SINGLE_STORE = 870.0, 8, 5.0, 140.0
+_DIVIDED_COPY = 250.0
 _HALF_LINES = 1.2  # of channels_last float32-grade layers whose copies bring less than 128 bytes
 # Cycles of a warp's store to a channels_last output, where four lanes write half a sector.
 _HALF_SECTORS = 28.0
@@ -241,20 +243,23 @@ class PatchPlan(CellProduct):
             return 0.0
         return _HALF_SECTORS * t.cells * t.columns / (32 * channels)
 
-    def _narrow_cycles(self, cells: int, sharing: int) -> float:
-        """What a tile takes longer where each line starts anywhere, of layers of one tap.
+    def _narrow_cycles(self, size: Sequence[int], sharing: int) -> float:
+        """What a tile takes longer where each line of the source starts anywhere.
 
-        ``cells``: of a sample; ``sharing``: CTAs of a multiprocessor at a time.
+        ``sharing``: CTAs of a multiprocessor at a time.
         """
         t, eb = self.tile, self.problem.element_bytes
-        if self.problem.source_channels_last or self.slots > 1 or cells * eb % 16 == 0:
+        line = math.prod(size) if self.channel_lines else size[2] * self.width
+        if self.problem.source_channels_last or line * eb % 16 == 0:
             return 0.0
-        elements = 2 if eb == 2 and cells % 2 == 0 else 1
-        copies = t.chunk_lines * t.cells / elements / t.threads  # of a chunk
+        elements = 2 if eb == 2 and line % 2 == 0 else 1
+        copies = t.chunk_lines * t.cells * self.width / elements / t.threads  # of a chunk
         if elements * eb < 4:
             each = _AWAITED * math.ceil(copies / _AWAITED_COPIES)
-        else:
+        elif self.channel_lines:
             each = _NARROW_COPY * copies * sharing
+        else:
+            each = _DIVIDED_COPY * copies * sharing * t.threads / 256
         stores = _SINGLE_STORE * t.cells * t.columns / t.threads * sharing
         return div_up(self.chunks, t.splits) * each + stores
 
@@ -278,7 +283,7 @@ class PatchPlan(CellProduct):
         memory = volumes * eb / (MEMORY_BYTES * self.gpu.multiprocessors)
         # Deeper pipelines ride out more of what the model does not see.
         each *= 1 + 0.01 * max(0, 4 - t.stages)
-        compute = rounds * (each + self._narrow_cycles(cells, sharing))
+        compute = rounds * (each + self._narrow_cycles(input_size, sharing))
         total = _CALL + prologue + max(compute, memory) + 0.3 * min(compute, memory)
         if t.splits > 1:
             partial = 4.0 * t.splits * self.partial_elements(batch, input_size)

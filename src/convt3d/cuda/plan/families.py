@@ -36,7 +36,6 @@ from convt3d.cuda.plan import (
 from convt3d.cuda.plan.cells import CellProduct
 from convt3d.cuda.plan.search import by_cost
 from convt3d.cuda.schedule import Gpu, Plan, Problem
-from convt3d.precision import Arithmetic
 
 PLANS: tuple[type[Plan], ...] = (
     direct.DirectPlan,
@@ -85,15 +84,14 @@ Ranked = Callable[[Problem, int, Sequence[int], Gpu, float | None], Sequence[tup
 
 @dataclass(frozen=True)
 class Order:
-    """Families that are asked one after the other, then those that are compared by their costs.
+    """Groups of families that are asked one after the other, then all that are compared.
 
-    ``copied``: among the latter, families that run on copies of contiguous tensors. Those of their
-    plans that cost less than what comes first come before it.
+    The plans of a group are compared by their costs. A group is passed over where its first family
+    has none.
     """
 
-    first: tuple[Ranked, ...]
+    first: tuple[tuple[Ranked, ...], ...]
     compared: tuple[Ranked, ...]
-    copied: tuple[Ranked, ...] = ()
 
 
 _CONVOLUTIONS: tuple[Ranked, ...] = (
@@ -129,36 +127,26 @@ def order(problem: Problem) -> Order:
     such problems, as that of the least cost. docs/performance.md says how far choices are from the
     best of all on layers drawn at random.
     """
-    one_tap = max(problem.geometry.kernel_size) == 1
-    first: tuple[Ranked, ...] = ()
+    first: tuple[tuple[Ranked, ...], ...] = ()
     compared = _CONVOLUTIONS
-    copied: tuple[Ranked, ...] = (ndhwc.ranked,)
     if problem.operation == "grad_weight":
-        first, compared, copied = (wgrad.ranked,), _BY_WEIGHT, (wgrad_ndhwc.ranked,)
-        if problem.arithmetic is Arithmetic.IEEE:
-            # Elsewhere mma.sync won only where wgrad declines: none of 34 contiguous layers. Here 6
-            # of 41, which took 0.43 to 0.9 times as long.
-            first = ()
+        compared = _BY_WEIGHT
     elif ampere_patch.refusal(problem) is None:
         first = _kernel_equals_stride(problem)
-        # Of one tap: where lines start anywhere.
-        copied = copied if one_tap else ()
     elif problem.element_bytes == 2 and problem.geometry.groups == 1:
         first, compared = _dense_16_bit(problem)
     if direct.suits(problem):
-        first = (depthwise.ranked, direct.ranked, *first)
+        first = ((depthwise.ranked,), (direct.ranked,), *first)
     elif direct.few_to_many(problem):
         # Memory bounds a layer of one tap. Matrix units are better at kernel == stride of more.
-        if one_tap:
-            first = (direct.ranked, *first)
+        if max(problem.geometry.kernel_size) == 1:
+            first = ((direct.ranked,), *first)
         elif not first:
             compared = (direct.ranked, *compared)
-    if problem.channels_last:
-        copied = ()
-    return Order(first, tuple(family for family in compared if family not in first), copied)
+    return Order(first, compared)
 
 
-def _kernel_equals_stride(problem: Problem) -> tuple[Ranked, ...]:
+def _kernel_equals_stride(problem: Problem) -> tuple[tuple[Ranked, ...], ...]:
     """Of kernel == stride layers."""
     # One or two columns leave most of a warpgroup's product empty, 16 channels half of a stage.
     few = problem.target_channels <= 2 or problem.source_channels <= 16
@@ -169,30 +157,32 @@ def _kernel_equals_stride(problem: Problem) -> tuple[Ranked, ...]:
     else:
         mma_sync = wide and problem.forward
     if mma_sync:
-        return (ampere_patch.ranked, patch.ranked)
+        return (ampere_patch.ranked,), (patch.ranked,)
+    # Where lines start anywhere, and of groups: what patch declines.
+    declined = (ampere_patch.ranked, ndhwc.ranked)
     dense_last = problem.channels_last and problem.geometry.groups == 1
     # Few channels, but many columns: five layers took 0.42 to 0.91 times as long; of 64 taps 1.6.
     taps = math.prod(problem.geometry.kernel_size)
     columns = problem.target_channels > _MANY_COLUMNS and taps <= _FEW_CELL_TAPS
     many = one_tap or problem.source_channels > _FEW_CHANNELS or columns
     if dense_last and not problem.forward and many:
-        return (patch.ranked, ndhwc.ranked, ampere_patch.ranked)
-    return (patch.ranked, ampere_patch.ranked)
+        return (patch.ranked,), (ndhwc.ranked,), declined
+    return (patch.ranked,), declined
 
 
-def _dense_16_bit(problem: Problem) -> tuple[tuple[Ranked, ...], tuple[Ranked, ...]]:
+def _dense_16_bit(problem: Problem) -> tuple[tuple[tuple[Ranked, ...], ...], tuple[Ranked, ...]]:
     """Of dense layers in 16 bits: what is asked first, and what is compared."""
     g = problem.geometry
     if max(g.stride) == 1:
         return (), _CONVOLUTIONS
     if not (problem.source_channels_last and problem.target_channels_last):
         # It took 0.62 of the time of what costs least, in 16 layers.
-        return () if problem.forward else (strided_dgrad.ranked,), _CONVOLUTIONS
+        return () if problem.forward else ((strided_dgrad.ranked, ndhwc.ranked),), _CONVOLUTIONS
     if problem.forward:
         # Phases of one or two taps, half of whose columns are empty: 7 layers took 0.6 times as
         # long; those of more taps 1.2 times.
         few = problem.target_channels <= _HALF_A_TILE and max(g.kernel_size) <= _FEW_TAPS
-        return (ampere_strided.ranked,) if few else (), _CONVOLUTIONS
+        return ((ampere_strided.ranked, col2im.ranked),) if few else (), _CONVOLUTIONS
     # Many taps of a phase share what the sweep loads.
     return (), _LONG if max(g.kernel_size) >= _LONG_KERNEL else _CONVOLUTIONS
 
@@ -214,25 +204,28 @@ def ranked_plans(
     """
     families = order(problem)
     found: list[Plan] = []
-    below = math.inf if first_only else None
-    for ranked in families.first:
-        costs = ranked(problem, batch, input_size, gpu, below)
-        if costs and not found:
-            least = costs[0][0] if first_only else None
-            copied = (one(problem, batch, input_size, gpu, least) for one in families.copied)
-            cheaper = [item for each in copied for item in each if item[0] < costs[0][0]]
-            found += [plan for _, plan in by_cost(cheaper)]
-        found += [plan for _, plan in costs]
+
+    def ask(group: Sequence[Ranked], leading: bool) -> None:
+        """Add the plans of families that are compared by their costs."""
+        below = math.inf if first_only else None
+        every: dict[Ranked, Sequence[tuple[float, Plan]]] = dict.fromkeys(group, ())
+        for ranked in group if leading else sorted(group, key=_LATE.__contains__):
+            every[ranked] = costs = ranked(problem, batch, input_size, gpu, below)
+            if leading and not every[group[0]]:
+                return
+            if below is not None:
+                below = min([below, *(cost for cost, _ in costs)])
+        found.extend(
+            plan for _, plan in by_cost(itertools.chain(*every.values())) if plan not in found
+        )
+
+    for group in families.first:
+        ask(group, leading=True)
         if first_only and found:
             return found
-    every: dict[Ranked, Sequence[tuple[float, Plan]]] = dict.fromkeys(families.compared, ())
-    for ranked in sorted(families.compared, key=_LATE.__contains__):
-        every[ranked] = costs = ranked(problem, batch, input_size, gpu, below)
-        if below is not None:
-            below = min([below, *(cost for cost, _ in costs)])
-    found += [plan for _, plan in by_cost(itertools.chain(*every.values())) if plan not in found]
+    ask(families.compared, leading=False)
     if not found:
-        found += [plan for _, plan in direct.ranked(problem, batch, input_size, gpu, None)]
+        ask((direct.ranked,), leading=True)
     return found
 
 

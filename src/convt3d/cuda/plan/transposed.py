@@ -43,6 +43,7 @@ _PIPELINES = ((8, 4), (5, 4), (4, 4), (4, 3), (3, 3), (4, 2), (3, 2), (2, 2))
 _ROUND, _LINE, _OUTPUT, _WORK_TILE, _CALL, _PACKED_BYTE = 548.0, 5.6, 31.0, 1050.0, 5000.0, 0.0015
 _CONFLICT = 0.01  # of banks: hardly anything
 _CUT = 1.46  # of outputs in rows that tiles cut
+_SHORT_STAGES = 1.05  # what stages with taps of W alone cost more than counted, over 37 layers
 _TRANSPOSED_ROW = 0.3  # of a box, in shared memory
 _WORDS = 1.23  # of float32, which fragments of single loads read as well, beside boxes by TMA
 
@@ -188,6 +189,8 @@ class WgmmaTransposedPlan(PhasesLaunches):
         whole = rounds * (self.chunks * math.hypot(both, transposed) + always + _WORK_TILE)
         moved = batch * math.prod(target) * p.geometry.out_channels * p.element_bytes
         floor = moved / MEMORY_BYTES / self.gpu.multiprocessors
+        if t.phased == 2:
+            whole *= _SHORT_STAGES
         return max(whole, floor) + self.packed_bytes * _PACKED_BYTE + _CALL
 
 

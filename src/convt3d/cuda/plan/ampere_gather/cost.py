@@ -24,6 +24,9 @@ from convt3d.precision import Arithmetic
 _ALONE = {1: 1.4, 2: 1.2, 3: 1.1}
 # Measured over modelled times of channels_last sources, by element size.
 _CHANNELS_LAST = {2: 1.6, 4: 1.15}
+# The same of forward passes of single words, beside sweeps; of warps along M, by an exponent: the
+# more there are, the less of their waits is seen.
+_FORWARD, _WARPS = 1.1, 0.08
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +127,10 @@ def bound(plan: GatherLayout, work: Work, resident: int) -> float:
 def _missed(plan: GatherLayout, resident: int) -> float:
     """Measured over modelled times of so many resident CTAs."""
     p = plan.problem
-    last = _CHANNELS_LAST[p.element_bytes] if p.source_channels_last else 1.0
-    return last * _alone(plan, resident)
+    missed = _CHANNELS_LAST[p.element_bytes] if p.source_channels_last else 1.0
+    if p.forward and p.words_per_value == 1:
+        missed *= _FORWARD
+    return missed * _alone(plan, resident) * (4 / plan.tile.warps_m) ** _WARPS
 
 
 def _alone(plan: GatherLayout, resident: int) -> float:

@@ -30,7 +30,7 @@ _PIECE = 16.0  # bytes that a piece of outputs costs besides
 _ORDER = 0.02
 _LAUNCHES, _PACKING = 11200.0, 3300.0
 _RESIDENT_BYTE = 1 / 60
-_TWO_BOXES = 1.2  # what two source stages cost more than counted, over 81 layers and types
+_TWO_STAGES = 1.2  # what two source stages, or two weight stages, cost more than counted
 # Of a cluster, to meet twice; of a byte of sums that a CTA reads.
 _CLUSTER, _SUM_BYTE = 2000.0, 1 / 24
 _UNSTRIDED = 1.2  # what layers of stride 1 cost more than counted, beside sweeps that can run them
@@ -93,7 +93,9 @@ def call_cycles(
     once += _FETCH * max(0, unrolled - _FETCHED_FREE)
     if t.resident_weights:
         once += t.weight_stages * plan.stage_bytes * _RESIDENT_BYTE
-    pipeline = _TWO_BOXES if t.source_stages == 2 else 1.0
+    pipeline = _TWO_STAGES if t.source_stages == 2 else 1.0
+    if t.weight_stages == 2 and not t.resident_weights:
+        pipeline *= _TWO_STAGES
     unstrided = _UNSTRIDED if max(g.stride) == 1 else 1.0
     copies, copied = 1.0, 0.0
     if not p.source_channels_last:
