@@ -51,7 +51,7 @@ from convt3d.cuda.plan.wgrad.search import candidates as wgrad_candidates
 from convt3d.cuda.schedule import OPERATIONS, Gpu, Problem, WeightLayout, round_up
 from convt3d.cuda.tuning import CANDIDATES
 from convt3d.export.host import plain
-from convt3d.geometry import Geometry
+from convt3d.geometry import Geometry, Triple
 from convt3d.polyphase import axis_phases
 from convt3d.precision import Arithmetic
 
@@ -645,6 +645,57 @@ def test_copies_of_large_tensors_are_counted_whole() -> None:
     problem = Problem("grad_weight", Geometry(320, 512, (1, 1, 1)), Arithmetic.TF32)
     plan = plan_problem(problem, 2, (24, 48, 96), Gpu())
     assert isinstance(plan, wgrad.WgmmaWgradPlan)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "operation", "last", "batch", "size", "kind"),
+    [
+        # Rows of 14 start anywhere: 26 us on copies, 67 by warps that divide for each copy.
+        (Geometry(512, 320, (2,) * 3, (2,) * 3), "grad_input", False, 2, (7,) * 3, "WgmmaNdhwc"),
+        # In groups, which the wgmma kernel of kernel == stride leaves: 93 us, and 166.
+        (
+            Geometry(256, 256, (1, 2, 2), (1, 2, 2), groups=2),
+            *("grad_input", True, 4, (48, 24, 24), "WgmmaNdhwc"),
+        ),
+        # Three columns of phases of few taps: 23 us, and 39 by ampere/strided.
+        (
+            Geometry(512, 3, (3,) * 3, (2,) * 3, (1,) * 3, (1,) * 3),
+            *("forward", True, 8, (5, 10, 20), "Col2im"),
+        ),
+    ],
+    ids=["rows that start anywhere", "groups", "three columns"],
+)
+def test_families_of_a_group_are_compared(
+    geometry: Geometry, operation: str, last: bool, batch: int, size: Triple, kind: str
+) -> None:
+    problem = Problem(operation, geometry, Arithmetic.BF16, last, last)
+    assert any(len(group) > 1 for group in families.order(problem).first)
+    plan = plan_problem(problem, batch, size, Gpu())
+    assert type(plan).__name__ == f"{kind}Plan"
+
+
+def test_copies_whose_places_take_divisions_are_counted() -> None:
+    """32 by 256 and 128 by 80, float32-grade: 66 and 111 us, and as counted before 79 and 76."""
+    geometry = Geometry(512, 320, (2, 2, 2), (2, 2, 2))
+    problem = Problem("grad_input", geometry, Arithmetic.IEEE)
+    narrow = ampere_patch.Tile(1, 4, 2, 8, 16, 2, False, 2, 6)
+    wide = ampere_patch.Tile(4, 2, 2, 5, 32, 2, False, 2, 6)
+    times = [
+        ampere_patch.PatchPlan(problem, tile, Gpu()).cost(2, (7,) * 3) for tile in (narrow, wide)
+    ]
+    assert times[0] < times[1]
+    whole = [
+        ampere_patch.PatchPlan(problem, tile, Gpu()).cost(2, (8,) * 3) for tile in (narrow, wide)
+    ]
+    assert whole[0] > whole[1]
+
+
+def test_products_of_all_phases_have_registers_for_their_addresses() -> None:
+    """27 taps of four steps, in TF32: 0.412 ms with all of them unrolled, which spills."""
+    geometry = Geometry(320, 16, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
+    problem = Problem("forward", geometry, Arithmetic.TF32, True, True)
+    plan = plan_problem(problem, 8, (24, 24, 24), Gpu())
+    assert isinstance(plan, ndhwc.WgmmaNdhwcPlan) and plan.tile.phased > 0
 
 
 @pytest.mark.parametrize("channels", [(8, 3, 80), (96, 24, 32)], ids=str)

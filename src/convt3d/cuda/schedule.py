@@ -324,8 +324,8 @@ class Launch:
 
         A dependent one asks for the shared memory that spreads its blocks evenly: they are placed
         while those of the kernel before still fill most multiprocessors, and several would lie on
-        some, none on others. With room for no more than an even share on each, 37 of 101 layers on
-        an H200 took 0.49 to 0.95 times as long, the others as long as before
+        some, none on others. With room for no more than an even share on each, 28 of 102 plans on
+        an H200 took 0.49 to 0.95 times as long, the others 0.97 to 1.03
         (docs/results/even-shares.json).
         """
         if gpu.capability < (9, 0):
