@@ -120,15 +120,13 @@ def test_workspace_of_grad_weight_is_bounded() -> None:
 
 def test_sizes_share_kernels() -> None:
     """Extents are arguments of a kernel: a new size compiles something only where tiles differ."""
-    kernels, tiles = {}, {}
+    kernels = []
     for size in (47, 64, 65, 96, 33, 200):
         plan = plan_for("forward", GEOMETRIES["dense"], (size, size, 2 * size), 2, torch.float32)
         launches = plan.schedule(2, (size, size, 2 * size)).launches
-        kernels[size] = tuple(launch.kernel for launch in launches)
-        tiles[size] = plan.tile
-    assert kernels[64] == kernels[65] == kernels[33]
-    assert kernels[47] == kernels[96]
-    assert len(set(kernels.values())) == len(set(tiles.values())) <= 3
+        kernels.append(tuple(launch.kernel for launch in launches))
+    assert len(set(kernels[:4])) == 1
+    assert len(set(kernels)) <= 3
 
 
 @pytest.mark.sample(every=17)

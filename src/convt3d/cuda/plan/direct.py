@@ -38,7 +38,7 @@ _MAX_TAPS = 64
 _ONE_TAP_SOURCE, _FEW_SOURCE = 4, 3
 _PRODUCTS = 67.0  # of a multiprocessor in a cycle, in such layers
 _CHANNELS_LAST = 1.1  # times as long to channels_last tensors
-_COUNTED = 1.4  # times as long as counted on an H200, beside what matrix units are counted
+_IEEE = 1.4  # times as long as counted, float32-grade layers on an H200, beside matrix units
 
 
 def suits(problem: Problem) -> bool:
@@ -182,7 +182,8 @@ def _cost(plan: DirectPlan, batch: int, input_size: Sequence[int], gpu: Gpu) -> 
     last = _CHANNELS_LAST if problem.target_channels_last else 1.0
     (launch,) = plan.schedule(batch, input_size).launches
     busiest = div_up(launch.grid, gpu.multiprocessors) / launch.grid  # its share of the CTAs
-    return _COUNTED * last * (products / _PRODUCTS + traffic / MEMORY_BYTES) * busiest
+    ieee = _IEEE if problem.arithmetic is Arithmetic.IEEE else 1.0
+    return ieee * last * (products / _PRODUCTS + traffic / MEMORY_BYTES) * busiest
 
 
 def choose_gather(problem: Problem) -> DirectPlan:

@@ -32,11 +32,11 @@ _PIECES = 1.08
 # What costs more than counted: two weight stages of split products, kept weights (by parts of a
 # value), sweeping along H instead of D.
 _TWO_STAGES, _KEPT_WEIGHTS, _SWAPPED = 1.1, {1: 1.02, 2: 1.045}, 1.015
-# Larger tiles take longer for each of their products: more than one block of rows of a consumer, by
-# an exponent the planes; of split products each block beyond two, by exponents the planes and
-# what columns there are less than 32. Over 2,427 plans of 442 layers.
-_BLOCKS, _PLANES = 1.19, 0.2
-_SPLIT_BLOCKS, _SPLIT_PLANES, _SPLIT_COLUMNS = 1.06, 0.06, 0.11
+# Larger tiles take longer for each of their products: each block of a consumer's rows beyond two,
+# and by exponents blocks and planes. Of split products planes count less, and fewer columns than 32
+# cost more, over 1,303 plans of 239 layers.
+_LARGE_TILE, _BLOCKS, _PLANES = 1.06, 0.11, 0.2
+_SPLIT_PLANES, _SPLIT_COLUMNS = 0.06, 0.11
 # Factors of ping-pong: of consumers of two blocks, and of others.
 _PING_PONG, _OTHER_PING_PONG = 0.99, 1.01
 
@@ -78,11 +78,11 @@ def _call(plan: SweepProducts) -> Callable[[float, float], float]:
     """Cycles of a call of so many steps, whose (chunk, tap of axis 1) each take so many."""
     stages, store = plan.chunks * plan.plane[0].mean_taps, _store(plan)
     t = plan.tile
+    loss = _LARGE_TILE ** max(0, t.blocks - 2)
     if plan.parts == 1:
-        loss = t.planes**_PLANES * (_BLOCKS if t.blocks > 1 else 1.0)
+        loss *= t.blocks**_BLOCKS * t.planes**_PLANES
     else:
-        loss = t.planes**_SPLIT_PLANES * (32 / t.column_tile) ** _SPLIT_COLUMNS
-        loss *= _SPLIT_BLOCKS ** max(0, t.blocks - 2)
+        loss *= t.planes**_SPLIT_PLANES * (32 / t.column_tile) ** _SPLIT_COLUMNS
     loss *= _KEPT_WEIGHTS[plan.parts] if t.keep_weights else 1.0
     loss *= _SWAPPED if plan.swapped else 1.0
     if t.ping_pong:
