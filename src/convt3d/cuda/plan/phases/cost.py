@@ -34,7 +34,6 @@ _WEIGHT_BYTE = 0.02
 _KEPT_PHASE = 1.3  # of work tiles whose CTA keeps weights and phase
 _KEPT_WORDS = 1.45  # of those whose CTA keeps weights of float32 and whose warps store
 _SHORT_STAGES = 1.07  # stages of float32 with taps of W alone, where warps store
-_BLOCKS = 0.04  # exponent of a warpgroup's blocks of rows, over 308 plans of 66 layers
 _BOX_WAIT = 675.0  # for a box, all the less the more are on their way
 _BOX_ROW = 5.5  # of TMA, whatever the row's length
 # The same of IEEE-grade products: a load, a set of products (and where it is added at once).
@@ -87,7 +86,6 @@ def call_cycles(plan: PhasesLayout, shape: PhasesShape, batch: int, target: Sequ
     short = t.stores_per_warp and t.phased == 2
     if short and p.element_bytes == 4 and not plan.split:
         whole *= _SHORT_STAGES
-    whole *= t.blocks**_BLOCKS
     return whole + plan.packed_bytes * _PACKED_BYTE[p.words_per_value] + _CALL
 
 
