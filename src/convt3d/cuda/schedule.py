@@ -320,21 +320,22 @@ class Launch:
     dependent: bool = False
 
     def on(self, gpu: Gpu) -> Launch:
-        """The launch as a GPU makes it.
+        """The launch, adapted to a GPU.
 
-        A dependent one asks for the shared memory that spreads its blocks evenly: they are placed
-        while those of the kernel before still fill most multiprocessors, and several would lie on
-        some, none on others. With room for no more than an even share on each, 28 of 102 plans on
-        an H200 took 0.49 to 0.95 times as long, the others 0.97 to 1.03
-        (docs/results/even-shares.json).
+        Blocks of a dependent launch are placed while the kernel before still fills most
+        multiprocessors: several would share one multiprocessor while others have none. So the
+        launch asks for enough shared memory that each has room for an even share of the blocks and
+        no more. On an H200, 28 of 102 plans took 0.49 to 0.95 times as long with it, the others
+        0.97 to 1.03 (docs/results/even-shares.json).
         """
         if gpu.capability < (9, 0):
             return replace(self, dependent=False)
         share = div_up(self.grid, gpu.multiprocessors)
-        too_much = gpu.shared_for(share + 1) // 16 * 16 + 16  # for one more than the share
-        if not (self.dependent and 0 < self.shared_bytes < too_much <= gpu.shared_per_block):
+        # The least of which share + 1 blocks do not fit, in multiples of 16 bytes.
+        bytes_ = gpu.shared_for(share + 1) // 16 * 16 + 16
+        if not (self.dependent and 0 < self.shared_bytes < bytes_ <= gpu.shared_per_block):
             return self
-        return replace(self, shared_bytes=too_much)
+        return replace(self, shared_bytes=bytes_)
 
 
 WEIGHT_STRIDES = tuple(f"weight_stride_{axis}" for axis in ("in", "out", "d", "h", "w"))

@@ -80,6 +80,7 @@ _TILES: tuple[type, ...] = (
 codec.know(PLANS, _TILES)
 
 Ranked = Callable[[Problem, int, Sequence[int], Gpu, float | None], Sequence[tuple[float, Plan]]]
+Groups = tuple[tuple[Ranked, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Order:
     has none.
     """
 
-    first: tuple[tuple[Ranked, ...], ...]
+    first: Groups
     compared: tuple[Ranked, ...]
 
 
@@ -127,7 +128,7 @@ def order(problem: Problem) -> Order:
     such problems, as that of the least cost. docs/performance.md says how far choices are from the
     best of all on layers drawn at random.
     """
-    first: tuple[tuple[Ranked, ...], ...] = ()
+    first: Groups = ()
     compared = _CONVOLUTIONS
     if problem.operation == "grad_weight":
         compared = _BY_WEIGHT
@@ -146,7 +147,7 @@ def order(problem: Problem) -> Order:
     return Order(first, compared)
 
 
-def _kernel_equals_stride(problem: Problem) -> tuple[tuple[Ranked, ...], ...]:
+def _kernel_equals_stride(problem: Problem) -> Groups:
     """Of kernel == stride layers."""
     # One or two columns leave most of a warpgroup's product empty, 16 channels half of a stage.
     few = problem.target_channels <= 2 or problem.source_channels <= 16
@@ -158,7 +159,7 @@ def _kernel_equals_stride(problem: Problem) -> tuple[tuple[Ranked, ...], ...]:
         mma_sync = wide and problem.forward
     if mma_sync:
         return (ampere_patch.ranked,), (patch.ranked,)
-    # Where lines start anywhere, and of groups: what patch declines.
+    # For what patch declines: lines that start at any address, and groups.
     declined = (ampere_patch.ranked, ndhwc.ranked)
     dense_last = problem.channels_last and problem.geometry.groups == 1
     # Few channels, but many columns: five layers took 0.42 to 0.91 times as long; of 64 taps 1.6.
@@ -170,7 +171,7 @@ def _kernel_equals_stride(problem: Problem) -> tuple[tuple[Ranked, ...], ...]:
     return (patch.ranked,), declined
 
 
-def _dense_16_bit(problem: Problem) -> tuple[tuple[tuple[Ranked, ...], ...], tuple[Ranked, ...]]:
+def _dense_16_bit(problem: Problem) -> tuple[Groups, tuple[Ranked, ...]]:
     """Of dense layers in 16 bits: what is asked first, and what is compared."""
     g = problem.geometry
     if max(g.stride) == 1:
@@ -204,29 +205,28 @@ def ranked_plans(
     """
     families = order(problem)
     found: list[Plan] = []
+    asked: set[Ranked] = set()
 
-    def ask(group: Sequence[Ranked], leading: bool) -> None:
-        """Add the plans of families that are compared by their costs."""
+    def ask(group: Sequence[Ranked], *, leading: bool) -> list[Plan]:
+        """Plans of a group's families that were not asked before, cheapest first."""
         below = math.inf if first_only else None
-        every: dict[Ranked, Sequence[tuple[float, Plan]]] = dict.fromkeys(group, ())
-        for ranked in group if leading else sorted(group, key=_LATE.__contains__):
+        every: dict[Ranked, Sequence[tuple[float, Plan]]]
+        every = {ranked: () for ranked in group if ranked not in asked}
+        for ranked in [*every] if leading else sorted(every, key=_LATE.__contains__):
+            asked.add(ranked)
             every[ranked] = costs = ranked(problem, batch, input_size, gpu, below)
             if leading and not every[group[0]]:
-                return
+                return []
             if below is not None:
                 below = min([below, *(cost for cost, _ in costs)])
-        found.extend(
-            plan for _, plan in by_cost(itertools.chain(*every.values())) if plan not in found
-        )
+        return [plan for _, plan in by_cost(itertools.chain(*every.values()))]
 
     for group in families.first:
-        ask(group, leading=True)
+        found += ask(group, leading=True)
         if first_only and found:
             return found
-    ask(families.compared, leading=False)
-    if not found:
-        ask((direct.ranked,), leading=True)
-    return found
+    found += ask(families.compared, leading=False)
+    return found or ask((direct.ranked,), leading=True)
 
 
 def gains_by_tensors(plan: Plan) -> bool:

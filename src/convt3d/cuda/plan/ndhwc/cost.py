@@ -42,9 +42,9 @@ _GRADIENTS_ON_COPIES, _STRIDED_ON_COPIES = 1.2, 1.3
 # strided forward passes.
 _FETCH, _FETCHED_FREE = 250.0, 54
 _REFETCH, _CACHED = 130.0, 180
-# Products of all phases that follow one another keep an address for every position they read. More
-# than _FETCHED_FREE of them spilled 980 to 1836 bytes a thread and took 1.4 to 3 times as long as
-# counted in 8 of 10 plans.
+# Where no axis is phased, unrolled products keep an address in registers for every position they
+# read. With 108 of them, 8 of 10 plans took 1.4 to 3 times as long as counted: those that were
+# compiled spill 980 bytes a thread or more.
 _SPILLED = 2.0
 _MOST_SORTED = 1024  # work tiles that are scheduled longest first, at most
 
