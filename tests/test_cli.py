@@ -368,12 +368,19 @@ def test_explain_knows_the_switch_of_matrix_products() -> None:
 
 
 def test_a_winner_that_another_plan_beat_is_not_called_the_fastest() -> None:
+    from convt3d.cuda.plan import plan_for
     from convt3d.cuda.plan.table import Winner
+    from convt3d.precision import Arithmetic
 
-    plan: Any = None
-    assert str(Winner(plan, 1.0, 1.1, 9)).startswith("the fastest of 9 timed on an H200")
-    assert str(Winner(plan, 1.02, 1.0, 9)).startswith("within 2.0% of the fastest of 9 timed")
-    assert str(Winner(plan, 1.0, None, 1)) == "timed on an H200: 1 ms"
+    def said(ms: float, next_ms: float | None, timed: int, arithmetic: Arithmetic) -> str:
+        return str(Winner(plan, ms, next_ms, timed, arithmetic))
+
+    plan = plan_for("forward", Geometry(32, 64, (3,) * 3), (16,) * 3, 2, torch.bfloat16)
+    bf16, f16 = Arithmetic.BF16, Arithmetic.F16
+    assert said(1.0, 1.1, 9, bf16).startswith("the fastest of 9 timed on an H200")
+    assert said(1.02, 1.0, 9, bf16).startswith("within 2.0% of the fastest of 9 timed on")
+    assert said(1.0, 1.1, 9, f16).startswith("the fastest of 9 timed in f16 on an H200")
+    assert said(1.0, None, 1, bf16) == "timed on an H200: 1 ms"
 
 
 @pytest.mark.parametrize("conv", [0, 1])

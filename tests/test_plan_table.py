@@ -110,6 +110,30 @@ def test_with_and_without_a_bias_a_plan_is_the_same(operation: str) -> None:
     assert with_problem(other.plan, problem) == known.plan
 
 
+def test_both_types_of_16_bits_run_the_same_plans() -> None:
+    seen = set()
+    for row in ROWS:
+        problem, batch, size = problem_of(row["key"])
+        if problem.arithmetic is not Arithmetic.BF16:
+            continue
+        half = replace(problem, arithmetic=Arithmetic.F16)
+        timed, other = (table.recall(p, batch, size, GPU) for p in (problem, half))
+        assert timed is not None and other is not None, row["key"]
+        assert other.plan == with_problem(timed.plan, half)
+        assert "timed in bf16 on an" in str(other) and "in bf16" not in str(timed)
+        launches = [one.plan.schedule(batch, size).launches for one in (timed, other)]
+        for one, two in zip(*launches, strict=True):
+            assert (one.grid, one.block, one.shared_bytes) == (
+                two.grid,
+                two.block,
+                two.shared_bytes,
+            )
+        seen.add(type(other.plan))
+    assert len(seen) > 5
+    single = replace(problem_of(ROWS[0]["key"])[0], arithmetic=Arithmetic.TF32)
+    assert all(one.arithmetic is Arithmetic.TF32 for one in single.alike)
+
+
 def test_the_bias_of_a_strided_conv3d_has_plans_of_its_own() -> None:
     row = next(row for row in ROWS if row["key"].startswith("grad_input"))
     problem, batch, size = problem_of(row["key"])

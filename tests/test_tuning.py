@@ -177,6 +177,21 @@ def test_a_winner_by_weight_serves_with_the_gradient_by_bias(
     assert plan.plan_problem(both, BATCH, SIZE, GPU) != with_problem(favourite, both)
 
 
+def test_a_winner_in_one_type_of_16_bits_serves_the_other() -> None:
+    bf16, f16 = (replace(PROBLEM, arithmetic=one) for one in (Arithmetic.BF16, Arithmetic.F16))
+    plans = tuning.candidates(bf16, BATCH, SIZE, GPU, 8)
+    favourite = plans[-1]
+    assert plan.plan_problem(f16, BATCH, SIZE, GPU) != with_problem(favourite, f16)
+    tuning.tune(bf16, BATCH, SIZE, GPU, lambda one: 1.0 if one == favourite else 2.0, 8)
+    assert plan.plan_problem(f16, BATCH, SIZE, GPU) == with_problem(favourite, f16)
+    assert plan.plan_problem(replace(f16, bias=True), BATCH, SIZE, GPU).problem.bias
+    own = next(one for one in plans if one != favourite)  # timed in that very type: it comes first
+    own = with_problem(own, f16)
+    tuning.tune(f16, BATCH, SIZE, GPU, lambda one: 1.0 if one == own else 2.0, 8)
+    assert plan.plan_problem(f16, BATCH, SIZE, GPU) == own
+    assert plan.plan_problem(bf16, BATCH, SIZE, GPU) == favourite
+
+
 def test_a_plan_that_is_no_more_is_ignored(cache: Path) -> None:
     heuristic = planned()
     tuned(favouring(1)[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -82,13 +83,17 @@ class Problem:
         return self.operation == "forward"
 
     @property
-    def with_other_bias(self) -> Problem | None:
-        """The problem with a bias, or without, for which the same plans are the fastest.
+    def alike(self) -> tuple[Problem, ...]:
+        """Other problems for which the same plans are the fastest.
 
-        A forward pass adds it in the epilogue; a gradient by weight brings that by bias along, or
-        leaves it to a pass of its own. Of a gradient by input :meth:`canonical` tells.
+        Those with a bias, or without: a forward pass adds it in the epilogue; a gradient by weight
+        brings that by bias along, or leaves it to a pass of its own. Of a gradient by input
+        :meth:`canonical` tells. And those in the other type of 16 bits, whose kernels do the same.
         """
-        return None if self.operation == "grad_input" else replace(self, bias=not self.bias)
+        biases = (self.bias,) if self.operation == "grad_input" else (self.bias, not self.bias)
+        types = (self.arithmetic, *_OTHER_16_BITS.get(self.arithmetic, ()))
+        every = itertools.product(types, biases)
+        return tuple(replace(self, arithmetic=a, bias=b) for a, b in every)[1:]
 
     def canonical(self, input_size: Sequence[int]) -> tuple[Problem, Triple]:
         """The problem that plans are made for, and the spatial size of its layer's input.
@@ -202,6 +207,10 @@ def flipped(weight_size: Sequence[int], strides: Sequence[int]) -> tuple[tuple[i
     return (by_out, by_in, *(-s for s in by_tap)), offset
 
 
+_OTHER_16_BITS = {
+    Arithmetic.F16: (Arithmetic.BF16,),
+    Arithmetic.BF16: (Arithmetic.F16,),
+}
 _MAP_ELEMENTS = {"float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
 MAP_ALIGNMENT = 16
 """Of the address of a tensor that a tensor map describes, in bytes."""

@@ -118,7 +118,7 @@ def decide(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) 
     """:func:`plan_as_given`, and in a few words what decided."""
     tuned = winners.recall(problem, batch, input_size, gpu)
     if tuned is None:
-        tuned = _tuned_with_other_bias(problem, batch, input_size, gpu)
+        tuned = _tuned_alike(problem, batch, input_size, gpu)
     if tuned is not None:
         return tuned, "the fastest when candidates were timed on this GPU"
     winner = table.recall(problem, batch, input_size, gpu)
@@ -129,20 +129,21 @@ def decide(problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu) 
         return _plan(*key), MODELS
 
 
-def _tuned_with_other_bias(
+def _tuned_alike(
     problem: Problem, batch: int, input_size: tuple[int, ...], gpu: Gpu
 ) -> Plan | None:
-    """The winner of the problem with a bias or without, if that plan takes this one."""
-    other = problem.with_other_bias
-    known = None if other is None else winners.recall(other, batch, input_size, gpu)
-    if known is None:
-        return None
-    plan = with_problem(known, problem)
-    try:
-        plan.schedule(batch, input_size)
-    except ValueError:
-        return None
-    return plan
+    """The winner of a problem that is :attr:`~Problem.alike`, if that plan takes this one."""
+    for other in problem.alike:
+        known = winners.recall(other, batch, input_size, gpu)
+        if known is None:
+            continue
+        plan = with_problem(known, problem)
+        try:
+            plan.schedule(batch, input_size)
+        except ValueError:
+            continue
+        return plan
+    return None
 
 
 MODELS = "the cost models"

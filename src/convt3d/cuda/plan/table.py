@@ -19,6 +19,7 @@ from typing import Any
 from convt3d.cuda import codec, records
 from convt3d.cuda.schedule import Gpu, Plan, Problem
 from convt3d.log import log_once
+from convt3d.precision import Arithmetic
 
 _TABLES = {((9, 0), 132): "h200.jsonl"}  # by compute capability and number of multiprocessors
 GPU = "NVIDIA H200"  # where lines do not name another
@@ -28,17 +29,21 @@ GPU = "NVIDIA H200"  # where lines do not name another
 class Winner:
     """A plan that was the fastest of those ``timed`` on a GPU, or as fast; times in milliseconds.
 
-    ``next_ms`` is the time of the best of the others, None where there was none.
+    ``next_ms`` is the time of the best of the others, None where there was none; ``arithmetic``
+    that of the plans that were timed.
     """
 
     plan: Plan
     ms: float
     next_ms: float | None
     timed: int
+    arithmetic: Arithmetic
     gpu: str = GPU
 
     def __str__(self) -> str:
-        where = f"timed on an {self.gpu.removeprefix('NVIDIA ')}: {self.ms:.3g} ms"
+        same = self.arithmetic is self.plan.problem.arithmetic
+        kind = "" if same else f" in {self.arithmetic.value}"
+        where = f"timed{kind} on an {self.gpu.removeprefix('NVIDIA ')}: {self.ms:.3g} ms"
         if self.next_ms is None:
             return where
         fastest = f"the fastest of {self.timed}"
@@ -50,23 +55,23 @@ class Winner:
 def recall(problem: Problem, batch: int, input_size: Sequence[int], gpu: Gpu) -> Winner | None:
     """The plan that was the fastest for these very extents on such a GPU, or None.
 
-    What was timed without a bias serves with it, and the other way round.
+    What was timed for a problem that is :attr:`~Problem.alike` serves this one, too.
     """
     lines = _lines(_TABLES.get((gpu.capability, gpu.multiprocessors)))
-    keys = [key_of(problem, batch, input_size)]
-    if problem.with_other_bias is not None:
-        keys.append(key_of(problem.with_other_bias, batch, input_size))
-    line = next((lines[key] for key in keys if key in lines), None)
-    if line is None:
+    if not lines:
+        return None
+    keys = ((key_of(one, batch, input_size), one) for one in (problem, *problem.alike))
+    key, timed = next((item for item in keys if item[0] in lines), (None, problem))
+    if key is None:
         return None
     try:
-        row = json.loads(line)
+        row = json.loads(lines[key])
         plan = plan_of(row["plan"], problem, gpu)
-        gpu_name = row.get("gpu", GPU)
-        winner = Winner(plan, row["ms"], row["next_ms"], row["timed"], gpu_name)
+        times = row["ms"], row["next_ms"], row["timed"]
+        winner = Winner(plan, *times, timed.arithmetic, row.get("gpu", GPU))
         launches = plan.schedule(batch, input_size).launches
     except (ValueError, KeyError, TypeError) as error:
-        log_once(f"the table of plans has a line that is ignored: {error!r} ({keys[0]})")
+        log_once(f"the table of plans has a line that is ignored: {error!r} ({key})")
         return None
     fits = all(launch.shared_bytes <= gpu.shared_per_block for launch in launches)
     return winner if fits else None

@@ -16,6 +16,7 @@ from convt3d.cuda.schedule import Schedule, not_taken
 from convt3d.geometry import Triple
 
 _MORE_STAGES_COST = 1.2  # of joined rows, than two
+_ROWS = 0.055  # exponent of the rows of a product, measured beside plans with fewer
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class WgmmaWgradPlan(Kernel):
             return math.inf
         # Two stages were faster for every layer that was timed.
         joined = best.layout.fill is Fill.JOINED
-        return (_MORE_STAGES_COST if joined and self.stages > 2 else 1) * best.cycles
+        stages = _MORE_STAGES_COST if joined and self.stages > 2 else 1
+        return stages * (self.row_blocks / 24) ** _ROWS * best.cycles
 
     def cost(self, batch: int, input_size: Sequence[int], *, rough: bool = False) -> float:
         """Estimated cycles of one call with its best tile; inf where no tile fits."""
