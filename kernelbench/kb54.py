@@ -34,6 +34,9 @@
 #            (positions), fragments 1 x 11; pipeline 2 stages, 1 CTAs a multiprocessor; variants 4;
 #            shared memory 160096 bytes
 #
+# measured   1.08 ms, Model 1.87 ms (1.7 times), mean of 100 cold runs,
+#            NVIDIA H200, torch 2.11.0+cu130
+#
 # The forward kernel, as sweep/kernel.cu says:
 #
 # Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).

@@ -34,6 +34,9 @@
 #            (positions), fragments 4 x 5; pipeline 2 stages, 1 CTAs a multiprocessor; variants 1;
 #            shared memory 132704 bytes
 #
+# measured   1.63 ms, Model 4.9 ms (3.0 times), mean of 100 cold runs,
+#            NVIDIA H200, torch 2.11.0+cu130
+#
 # The forward kernel, as sweep/kernel.cu says:
 #
 # Forward pass and gradient by input as a gather on Hopper's warpgroup products (sm_90a).

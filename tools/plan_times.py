@@ -3,15 +3,17 @@
     python tools/plan_times.py plan --plans FILE --shapes kb61,kb70 --operations forward
     python tools/plan_times.py plan --plans FILE --draw 40 --seed 7      random layers
     python tools/plan_times.py plan --plans FILE --draw 40 --before OLD  those that choose anew
+    python tools/plan_times.py plan --plans FILE --table                 winners of the table
     python tools/plan_times.py time --plans FILE --out rows.jsonl        on a GPU
     python tools/plan_times.py report rows.jsonl
 
 `plan` needs no GPU. It keeps, for every operation of the layers, the plan that runs, the best few
 by the cost models and the best of each family; with --chosen the first alone, and with --before,
-which names a file that another commit wrote so, the plans of both commits where they differ. `time`
-compiles them in parallel, times each alone with a cold L2, and then in turn those near the fastest.
-`report` prints the time of the plan that runs over that of the fastest, and what would be lost
-without each family.
+which names a file that another commit wrote so, the plans of both commits where they differ; with
+--table, the winners of the table of plans, each beside what the cost models choose where that is
+another: a line that loses is to be timed anew (`convt3d tune --table`). `time` compiles them in
+parallel, times each alone with a cold L2, and then in turn those near the fastest. `report` prints
+the time of the plan that runs over that of the fastest, and what would be lost without each family.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ DTYPES = {
     "fp16": (torch.float16, None),
 }
 LAYOUTS = {"ncdhw": False, "ndhwc": True}
+CHOSEN, WINNERS = 0, -1  # in place of how many plans beside those of each family
 NEAR = 1.15  # times the fastest: plans that are timed again, in turn
 _ROUNDS, _MOST_AGAIN = 5, 6
 _MOST_OPERATIONS, _LEAST_OPERATIONS, _MOST_ELEMENTS = 8e11, 5e8, 1.5e8
@@ -121,6 +124,10 @@ def asked(arguments):
     """(name, problem, batch, size) of every operation, type and layout, each canonical one once."""
     if arguments.draw:
         layers = drawn(arguments.draw, arguments.seed)
+    elif arguments.table:
+        layers = named_shapes.select(
+            sorted({row["layer"].rsplit(" ", 1)[0] for row in table.rows()})
+        )
     else:
         separator = ";" if "=" in arguments.shapes else ","
         layers = named_shapes.select(
@@ -141,8 +148,12 @@ def asked(arguments):
 
 def job_of(count, kernels, gpu, item):
     name, problem, batch, size = item
-    decided = "table" if table.recall(problem, batch, size, gpu) else "models"
-    if count == 0:
+    winner = table.recall(problem, batch, size, gpu)
+    decided = "table" if winner else "models"
+    if count == WINNERS:
+        first = ranked_plans(problem, batch, size, gpu, first_only=True)[0] if winner else None
+        plans = [winner.plan, first] if winner and winner.plan != first else []
+    elif count == CHOSEN:
         plans = [plan_problem(problem, batch, size, gpu)]
     elif kernels:
         every = ranked_plans(problem, batch, size, gpu)
@@ -166,7 +177,8 @@ def changed(before, jobs):
 def plan_layers(arguments):
     major, minor = arguments.capability.split(".")
     gpu = Gpu((int(major), int(minor)))
-    count = 0 if arguments.chosen or arguments.before else arguments.count
+    count = CHOSEN if arguments.chosen or arguments.before else arguments.count
+    count = WINNERS if arguments.table else count
     with processes() as pool:
         one = functools.partial(job_of, count, arguments.kernels, gpu)
         jobs = list(pool.map(one, asked(arguments), chunksize=4))
@@ -316,6 +328,7 @@ def main():
     planning.add_argument("--count", type=int, default=8, help="plans beside those of each family")
     planning.add_argument("--chosen", action="store_true", help="keep the plan that runs alone")
     planning.add_argument("--before", help="a file of --chosen: keep both plans where they differ")
+    planning.add_argument("--table", action="store_true", help="winners of the table that differ")
     planning.add_argument("--kernels", default="", help="of this pattern alone, such as WgmmaSweep")
     planning.add_argument("--capability", default="9.0", help="8.0: what older GPUs run")
     planning.set_defaults(function=plan_layers)
