@@ -43,7 +43,6 @@ _ALONE = 1.1
 _CALL = 7200.0
 _AWAITED, _AWAITED_COPIES, _NARROW_COPY, _SINGLE_STORE = 870.0, 8, 5.0, 140.0
 _DIVIDED_COPY = 250.0
-_HALF_LINES = 1.2  # of channels_last float32-grade layers whose copies bring less than 128 bytes
 # Cycles of a warp's store to a channels_last output, where four lanes write half a sector.
 _HALF_SECTORS = 28.0
 
@@ -226,14 +225,6 @@ class PatchPlan(CellProduct):
         issue += fill * words / 128 * 8 + t.cells * t.columns * eb / 16 / 32 * 24 + 100 * warps
         return max(matrix, shared, issue / 4), fill * words * 4 / L2_BYTES
 
-    @property
-    def _half_lines(self) -> float:
-        """What float32-grade products lose where a copy brings half a line of channels."""
-        p = self.problem
-        short = self.tile.chunk_lines * self.width * p.element_bytes < 128
-        ieee = p.arithmetic is Arithmetic.IEEE
-        return _HALF_LINES if short and ieee and p.source_channels_last else 1.0
-
     @once
     def _store_cycles(self) -> float:
         """Cycles of a tile's stores, where these leave sectors of 32 bytes to be written twice."""
@@ -274,7 +265,6 @@ class PatchPlan(CellProduct):
         latency = (900.0 / (t.stages - 1) + 60) * chunks
         each = max(products, traffic, self._store_cycles) + 0.25 * min(products, traffic)
         each = sharing * (each + 200 * chunks)
-        each *= self._half_lines
         each *= _FEW_WARPS.get(sharing * t.threads // 32, 1.0) * (_ALONE if sharing == 1 else 1.0)
         each = max(each, latency + 400)
         prologue = 1500.0 + (t.columns * words * 4 / L2_BYTES * sharing if t.keep_weights else 0)

@@ -48,11 +48,8 @@ _STEP = 500.0
 _START = 9000.0
 # What the others' models count for a cycle of this one: timed on k3 and k4 s2 to one channel.
 _SCALE = 1.35
-# What split products, planes that stay, and rows of no whole vectors take of what is counted.
-_IEEE = 0.85
-_KEPT_PLANES = 0.9
-_ODD_ROWS = 1.4
-_GRADIENT = 1.4
+# What split products, rows of no whole vectors, and gradients take of what is counted.
+_IEEE, _ODD_ROWS, _GRADIENT = 0.85, 1.4, 1.4
 _CONTIGUOUS = {1: 1.3, 2: 1.05}  # of NCDHW sources, by words of a value, over 14 layers
 _NO_PLANE = 1.5  # without taps of H and W: 1.2 in float32 and 1.7 in 16 bits of 128 to 16 k3x1x1
 
@@ -315,7 +312,6 @@ class Col2imPlan:
         work = products + sweep.target_step * (staged + added)
         step = max(loads, work) + 0.4 * min(loads, work)
         scale = _SCALE * (_IEEE if self.parts > 1 else 1.0)
-        scale *= _KEPT_PLANES if t.keep_planes else 1.0
         scale *= _ODD_ROWS if source[2] % t.vector else 1.0
         scale *= 1.0 if p.forward else _GRADIENT
         scale *= 1.0 if p.source_channels_last else _CONTIGUOUS[self.parts]

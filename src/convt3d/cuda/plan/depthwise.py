@@ -31,8 +31,6 @@ from convt3d.cuda.schedule import (
 )
 from convt3d.geometry import Triple
 
-# What few resident CTAs lose, fitted to measurements.
-_ALONE = {3: 1.3, 4: 1.1, 5: 1.0}
 # Registers that 128 threads may take for so many CTAs on a multiprocessor.
 _REGISTERS = {3: 168, 4: 128, 5: 96}
 # Products of a step, or of the steps unrolled, beyond which code outgrows the instruction cache.
@@ -364,12 +362,12 @@ def ranked(
 
 
 def _key(plan: DepthwisePlan | DepthwiseWgradPlan) -> tuple[bool, float, int]:
-    """Loads and stores for each product, weighed by what few threads lose.
+    """Loads and stores for each product.
 
     Of equals, units along H are first: they share more addresses than units along W.
     """
     suited = plan.packed == _suited_pack(plan.problem) if isinstance(plan, DepthwisePlan) else True
-    each = plan.accesses / plan.step_products * _ALONE[plan.min_blocks]
+    each = plan.accesses / plan.step_products
     return (not suited, each, -plan.block1)
 
 

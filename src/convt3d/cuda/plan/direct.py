@@ -37,7 +37,6 @@ _MAX_TAPS = 64
 # and of more.
 _ONE_TAP_SOURCE, _FEW_SOURCE = 4, 3
 _PRODUCTS = 67.0  # of a multiprocessor in a cycle, in such layers
-_CHANNELS_LAST = 1.1  # times as long to channels_last tensors
 _IEEE = 1.4  # times as long as counted, float32-grade layers on an H200, beside matrix units
 
 
@@ -179,11 +178,10 @@ def _cost(plan: DirectPlan, batch: int, input_size: Sequence[int], gpu: Gpu) -> 
     inputs = batch * math.prod(source) * problem.source_channels
     products = outputs * problem.source_channels * math.prod(problem.geometry.kernel_size)
     traffic = problem.element_bytes * (outputs + inputs)
-    last = _CHANNELS_LAST if problem.target_channels_last else 1.0
     (launch,) = plan.schedule(batch, input_size).launches
     busiest = div_up(launch.grid, gpu.multiprocessors) / launch.grid  # its share of the CTAs
     ieee = _IEEE if problem.arithmetic is Arithmetic.IEEE else 1.0
-    return ieee * last * (products / _PRODUCTS + traffic / MEMORY_BYTES) * busiest
+    return ieee * (products / _PRODUCTS + traffic / MEMORY_BYTES) * busiest
 
 
 def choose_gather(problem: Problem) -> DirectPlan:

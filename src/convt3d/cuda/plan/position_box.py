@@ -13,8 +13,6 @@ from convt3d.geometry import Triple
 Box = tuple[int, int, int, int]
 """Positions of x: samples, D, H, W."""
 
-_RAGGED = 1.05  # cost of boxes that reach out of x, where kernels clear what others have
-
 
 def steps_of(extents: Sequence[int], box: Box) -> int:
     return math.prod(div_up(n, b) for n, b in zip(extents, box, strict=True))
@@ -33,9 +31,9 @@ def smallest_box(extents: Box, positions: int, stride: Triple) -> Box:
         for n, most in zip(extents, limits, strict=True)
     ]
 
-    def price(box: Box) -> tuple[float, int, int]:
-        fits = all(n % b == 0 for n, b in zip(extents, box, strict=True))
-        return steps_of(extents, box) * (1.0 if fits else _RAGGED), -box[3], -box[2]
+    def price(box: Box) -> tuple[int, bool, int, int]:
+        ragged = any(n % b for n, b in zip(extents, box, strict=True))
+        return steps_of(extents, box), ragged, -box[3], -box[2]
 
     fitting: list[Box] = []
     for w, h in itertools.product(sides[3], sides[2]):

@@ -24,9 +24,8 @@ from convt3d.precision import Arithmetic
 _ALONE = {1: 1.4, 2: 1.2, 3: 1.1}
 # Measured over modelled times of channels_last sources, by element size.
 _CHANNELS_LAST = {2: 1.6, 4: 1.15}
-# The same of forward passes in TF32 and 16 bits, over 544 problems; and the exponent of a CTA's
-# warps along M: more of them hide more latency.
-_FORWARD, _WARPS = 1.1, 0.08
+# The exponent of a CTA's warps along M: more of them hide more latency.
+_WARPS = 0.08
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +127,6 @@ def _missed(plan: GatherLayout, resident: int) -> float:
     """Measured over modelled times of so many resident CTAs."""
     p = plan.problem
     missed = _CHANNELS_LAST[p.element_bytes] if p.source_channels_last else 1.0
-    if p.forward and p.words_per_value == 1:
-        missed *= _FORWARD
     return missed * _alone(plan, resident) * (4 / plan.tile.warps_m) ** _WARPS
 
 

@@ -23,8 +23,6 @@ _WEIGHT_BYTES = 10.0
 # Instructions that one run of the staged epilogue takes besides its data; the gradient's as fitted
 # before four runs left a warp at once.
 _RUN_INSTRUCTIONS = {"forward": 40.0, "grad_input": 120.0}
-# Cycles from the bulk copies of a round to the next use of its staging buffer.
-_STORE_CYCLES = 1250.0
 # Cycles that a tile waits for each stage of 16 bits, whose copies go through registers; other CTAs
 # of a multiprocessor hide them. Of gradients those of few channels, to which they were fitted.
 _PAIRED_CYCLES = {"forward": 1000.0, "grad_input": 2000.0}
@@ -40,8 +38,8 @@ _MISSED = {
 }
 # The same of contiguous gradients of 16 bits and many channels beside, over 13 layers.
 _PAIRED_GRADIENTS = 1.6
-# The same of channels_last sources beside: in 16 bits, and of gradients in TF32.
-_CHANNELS_LAST, _CHANNELS_LAST_TF32 = 1.7, 1.3
+# The same of channels_last sources of 16 bits beside.
+_CHANNELS_LAST = 1.7
 # The same of gradients whose channels_last source is copied value by value: of three channels.
 _SINGLE_VALUES = {
     Arithmetic.TF32: 1.3,
@@ -51,7 +49,6 @@ _SINGLE_VALUES = {
 }
 # Gradients of 16 bits whose source can only be loaded value by value: of many, of few channels.
 _ODD_LINES = (1.8, 1.3)
-_EMPTY_SLOTS = 0.8  # outputs without taps leave faster than counted
 
 
 def _issued(forward: bool, warps: int) -> float:
@@ -141,10 +138,6 @@ def call_cycles(
     tile = longest + 0.15 * (matrix + shared + issue + traffic - longest)
     # A tile alone is a chain of latencies.
     chain = 1000.0 * stages / (t.stages - 1) + 1500.0
-    exposed = 0.0
-    if plan.problem.forward and not plan.direct(target):
-        rounds = t.fragments_n * sum(plan.live[0])
-        exposed = _STORE_CYCLES * rounds * (plan.staging_buffers(units) == 1)
     count = batch
     for n, extent in zip(needed, units, strict=True):
         count = count * div_up(n, extent)
@@ -157,20 +150,15 @@ def call_cycles(
         missed *= _SINGLE_VALUES[plan.problem.arithmetic]
     if last and bytes_ == 2:
         missed *= _CHANNELS_LAST
-    elif last and way == ("grad_input", Arithmetic.TF32):
-        missed *= _CHANNELS_LAST_TF32
     elif bytes_ == 2 and odd_lines(plan.problem):
         missed *= _ODD_LINES[plan.step_words == 4]
     if bytes_ == 2 and not last and not plan.problem.forward and plan.step_words != 4:
         missed *= _PAIRED_GRADIENTS
-    slots = axes[0].unit_target * axes[1].unit_target * axes[2].unit_target
-    if plan.problem.forward and plan.live_slots < slots:
-        missed *= _EMPTY_SLOTS
     paired = bytes_ == 2 and not last
     paired = paired and (plan.problem.forward or plan.step_words == 4)
     waits = _PAIRED_CYCLES[plan.problem.operation] * stages if paired else 0.0
     tile = tile * _measured_factor(plan, target)
-    alone = np.maximum(tile + exposed + waits, chain)
+    alone = np.maximum(tile + waits, chain)
     turn = np.maximum(tile * sharing + waits / sharing, alone)
     costs: NDArray[np.float64] = missed * turns * turn + 4000.0
     return costs

@@ -36,7 +36,6 @@ _GRADIENT = _Rates(15000.0, 0.45, 8.0, 177.0, 26.0, 17.5, 60.0, 5)
 # least cost took 1.049 times as long as the fastest without it, now 1.017.
 _SHORT_PIECES = 1.5
 _TRANSPOSE_BYTES = 9.9  # a cycle, that a warp turns
-_PING_PONG = 0.15  # of stores that consumers out of step hide
 _COPIED = 900.0  # cycles that a warp waits for the weights that it copies at a time
 _STREAMED = 0.15  # what turning weights for every tile costs more than counted
 _DEEP = 9  # blocks of 64 cells on their way to a multiprocessor that hide latencies
@@ -56,7 +55,7 @@ def call_cycles(plan: PatchLayout, batch: int, input_size: Sequence[int]) -> flo
     products = 4 * chunks * t.blocks * t.consumers
     matrix = products * t.columns / 2 * rates.product * (3 if plan.parts > 1 else 1)
     issue = products * 4 * rates.fragment + chunks * rates.chunk
-    stores = t.cells * t.columns * eb / rates.stores * (1 - _PING_PONG * t.ping_pong)
+    stores = t.cells * t.columns * eb / rates.stores
     if p.forward and p.target_channels_last and not t.staged:
         # Lanes store what neighbouring channels they have, 16 bytes at best.
         lane = 2 * plan.interleave

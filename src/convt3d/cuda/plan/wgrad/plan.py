@@ -15,7 +15,6 @@ from convt3d.cuda.plan.wgrad.sums import Work
 from convt3d.cuda.schedule import Schedule, not_taken
 from convt3d.geometry import Triple
 
-_MORE_STAGES_COST = 1.2  # of joined rows, than two
 _ROWS = 0.055  # exponent of the rows of a product, measured beside plans with fewer
 
 
@@ -54,10 +53,7 @@ class WgmmaWgradPlan(Kernel):
     def _cost(self, best: Work | None) -> float:
         if best is None:
             return math.inf
-        # Two stages were faster for every layer that was timed.
-        joined = best.layout.fill is Fill.JOINED
-        stages = _MORE_STAGES_COST if joined and self.stages > 2 else 1
-        return stages * (self.row_blocks / 24) ** _ROWS * best.cycles
+        return (self.row_blocks / 24) ** _ROWS * best.cycles
 
     def cost(self, batch: int, input_size: Sequence[int], *, rough: bool = False) -> float:
         """Estimated cycles of one call with its best tile; inf where no tile fits."""
