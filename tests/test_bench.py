@@ -447,6 +447,7 @@ def test_resumed_rows_keep_the_commit_they_were_measured_at(tmp_path: Path) -> N
     assert [r["commit"] for r in third.runs] == ["abc", "def"]
 
 
+@pytest.mark.more
 def test_isolated_jobs_survive_the_death_of_one() -> None:
     """The way of CUDA, on CPU: a process for each job, and rows of all that lived."""
     request = Request(

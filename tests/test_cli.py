@@ -83,6 +83,7 @@ def test_bench_keeps_the_record_that_is_there(
     assert [r["mode"] for r in json.loads(out.read_text())["rows"]] == ["fp64"]
 
 
+@pytest.mark.more
 @records.needed
 def test_plot_draws_a_record_without_measuring(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -85,7 +85,7 @@ TRAINING = [
 """What is fused of ``Block``; the last activation's input is kept for its gradient."""
 
 
-@pytest.mark.sample
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_inference(dtype: torch.dtype, epilogues: list[Any]) -> None:
@@ -124,6 +124,7 @@ def test_training(dtype: torch.dtype, epilogues: list[Any]) -> None:
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * scale)
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_sizes_that_change(epilogues: list[Any]) -> None:
     """The second size makes extents symbols, and what was fused stays fused."""
@@ -162,6 +163,7 @@ def test_nothing_changes_without_the_backend(epilogues: list[Any]) -> None:
     assert config.post_grad_custom_pre_pass is None and config.joint_custom_pre_pass is None
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_caches_tell_the_backends_apart(epilogues: list[Any], tmp_path: Path) -> None:
     model = generator().eval()

@@ -386,6 +386,7 @@ def test_compile(name: str) -> None:
         torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("conv3d_on_cpu")
 def test_compile_with_dynamic_sizes() -> None:
     torch._dynamo.reset()

@@ -255,7 +255,13 @@ def test_trace_has_pytorchs_operator(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.jit.load(tmp_path / "net.pt")(y), theirs.eval()(y))
 
 
-@pytest.mark.parametrize("dynamo", [False, True], ids=["TorchScript", "dynamo"])
+@pytest.mark.parametrize(
+    "dynamo",
+    [
+        pytest.param(False, id="TorchScript"),
+        pytest.param(True, id="dynamo", marks=pytest.mark.more),
+    ],
+)
 @pytest.mark.filterwarnings("ignore")  # deprecations in the exporters themselves
 def test_onnx_has_the_standard_node(dynamo: bool) -> None:
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")

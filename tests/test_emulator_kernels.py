@@ -557,7 +557,7 @@ LAYERS["k(2,4,2) s2 d3, D of 1"] = (
 )  # the taps of D meet nothing but padding
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=6)
 @pytest.mark.parametrize("last", [False, True], ids=["ncdhw", "ndhwc"])
 @pytest.mark.parametrize("arithmetic", [Arithmetic.TF32, Arithmetic.F16, Arithmetic.IEEE], ids=str)
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -193,7 +193,12 @@ def test_clusters_where_work_tiles_are_few() -> None:
 @pytest.mark.parametrize("arithmetic", [BF16, TF32], ids=lambda a: a.value)
 @pytest.mark.parametrize(
     ("kernel", "multiprocessors", "copied"),
-    [(3, 9, True), ((1, 2, 4), 1, True), (5, 9, False), (3, 132, False)],
+    [
+        (3, 9, True),
+        ((1, 2, 4), 1, True),
+        pytest.param(5, 9, False, marks=pytest.mark.more),
+        (3, 132, False),
+    ],
 )
 def test_contiguous_weights_are_copied_from_whole_sums(
     arithmetic: Arithmetic, kernel: Any, multiprocessors: int, copied: bool

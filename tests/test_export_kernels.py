@@ -281,6 +281,7 @@ def _memory(address: int, count: int) -> np.ndarray:
             "tf32",
             (1, 4, 6, 5),
             {"ampere_gather_pack", "ampere_gather", "ampere_wgrad", "reduce"},
+            marks=pytest.mark.full,
         ),
         pytest.param(
             STRIDED_CONV,
@@ -379,7 +380,7 @@ def test_shipped_kernels_are_the_packages(name: str, bias: bool) -> None:
         pytest.param("kb70", "tf32", False, "sm_90a", marks=pytest.mark.full),
         pytest.param("kb70", "tf32", False, "sm_80", marks=pytest.mark.full),
         pytest.param(DEPTHWISE, "follow", True, "sm_90a", marks=pytest.mark.full),
-        (DEPTHWISE, "follow", False, "sm_80"),
+        pytest.param(DEPTHWISE, "follow", False, "sm_80", marks=pytest.mark.full),
         pytest.param(FLAT, "follow", True, "sm_90a", marks=pytest.mark.full),
         pytest.param(WGMMA_FLAT, "tf32", True, "sm_90a", marks=pytest.mark.full),
         pytest.param("kb73", "tf32", False, "sm_90a", marks=pytest.mark.full),

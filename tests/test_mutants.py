@@ -150,6 +150,7 @@ def test_kernels_and_their_planners_are_drawn_from(tool: Any) -> None:
     assert "geometry/axis.cuh" in tool.contents("phases/kernel.cu")
 
 
+@pytest.mark.more
 @pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 def test_what_tests_reach(tool: Any) -> None:
     with tool.Tree(ROOT) as tree:
@@ -179,6 +180,7 @@ def test_two():
 """
 
 
+@pytest.mark.more
 def test_the_checkout_is_left_alone(tool: Any, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     files = {"src/summed.py": SUM, "tests/test_sum.py": TESTS.format("==", 0)}

@@ -313,6 +313,7 @@ def test_one_channel_leaves_the_layout_to_the_other_tensor() -> None:
     assert mixed.channels_last is None
 
 
+@pytest.mark.more
 def test_candidates_of_a_conv3d_are_timed_on_its_own_weight(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
