@@ -2,7 +2,7 @@
 #   make demo   set up and run the main job (convt3d bench --quick)
 #   make test   set up and run the test suite
 # Both use a virtual environment of their own in .venv.
-#   make test-kernels   what make test leaves out of the kernels' and the planners' cases
+#   make test-kernels   the cases that make test leaves out, most of them in the emulator
 #   make test-full   everything, with real models (MONAI, nnU-Net) and the heavy tests
 #   make ledger      tests/ledger.jsonl anew: the machine code of frozen kernels
 #   make docs        the documentation, into build/site; a warning is an error
@@ -18,6 +18,8 @@ PIP    := $(RUN)/python -m pip --disable-pip-version-check --quiet
 # The NVRTC of the ledger, unless torch brings its own: pip would replace torch, too.
 NVRTC   = $(shell $(RUN)/python -c "import torch; print(',nvrtc' * (not torch.version.cuda))")
 TEST_ARGS ?=
+# Modules are compiled as they are imported, not all of them when they are installed, and kept.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-kernels test-full lint types ledger docs figures wheel-check gpu-check clean
 
@@ -28,9 +30,6 @@ test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q $(TEST_ARGS)
 
 test-kernels: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q -m full $(TEST_ARGS) \
-	  tests/test_emulator_*.py tests/test_export*.py tests/test_compile_kernels.py tests/test_ledger.py \
-	  tests/test_ops.py
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n 2 --dist worksteal -q -m more $(TEST_ARGS)
 
 test-full: $(VENV)/.test-full
@@ -63,25 +62,25 @@ $(VENV)/.torch:
 	@if $(PYTHON) -c "import torch" 2>/dev/null; \
 	then $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else $(PYTHON) -m venv $(VENV); fi
-	@$(RUN)/python -c "import torch" 2>/dev/null || { echo "installing $(TORCH)"; $(PIP) install "$(TORCH)"; }
+	@$(RUN)/python -c "import torch" 2>/dev/null || { echo "installing $(TORCH)"; $(PIP) install --no-compile "$(TORCH)"; }
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	$(PIP) install -e ".[cli]"
+	$(PIP) install --no-compile -e ".[cli]"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
-	$(PIP) install -e ".[cu13,dev$(NVRTC)]"
+	$(PIP) install --no-compile -e ".[cu13,dev$(NVRTC)]"
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.docs: $(VENV)/.test
-	$(PIP) install -e ".[docs]"
+	$(PIP) install --no-compile -e ".[docs]"
 	@touch $@
 
 # Their dependencies may ask for another torch; it stays the one that is here.
 $(VENV)/.test-full: $(VENV)/.test
 	$(RUN)/python -c "import torch; print('torch==' + torch.__version__.split('+')[0])" > $(VENV)/torch.txt
-	$(PIP) install -c $(VENV)/torch.txt -e ".[models]"
+	$(PIP) install --no-compile -c $(VENV)/torch.txt -e ".[models]"
 	@touch $@
 
 clean:

@@ -54,7 +54,7 @@ def pytest_collection_finish() -> None:
     """What is alive by now stays alive: the garbage collector need not look at it again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+    gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

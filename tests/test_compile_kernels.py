@@ -37,7 +37,7 @@ LAYERS = {
 }
 ARITHMETICS = [a for a in Arithmetic if a is not Arithmetic.F64]
 EACH_TIME = [
-    a if a is Arithmetic.TF32 else pytest.param(a, marks=pytest.mark.full) for a in ARITHMETICS
+    a if a is Arithmetic.TF32 else pytest.param(a, marks=pytest.mark.more) for a in ARITHMETICS
 ]
 SMALL = Gpu((8, 6), 84, 101376, 102400)
 
@@ -86,7 +86,7 @@ def test_scatter_kernels() -> None:
         assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
 
-@pytest.mark.full
+@pytest.mark.more
 def test_strided_warpgroup_kernels() -> None:
     geometry = Geometry(32, 32, (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
     for operation, family, last in (
@@ -145,7 +145,7 @@ def test_products_of_many_columns(source: int, target: int, kernel: tuple[int, i
             assert compiler.compile_cubin(launch.kernel, "sm_90a")[:4] == b"\x7fELF"
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_architecture(target: str) -> None:
     found = specs("dense", Arithmetic.BF16, False) | specs("depthwise", Arithmetic.IEEE, True)
@@ -153,7 +153,7 @@ def test_every_architecture(target: str) -> None:
         assert compiler.compile_cubin(spec, target)[:4] == b"\x7fELF"
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize("operation", ["forward", "grad_input"])
 def test_the_strided_kernels(operation: str) -> None:
     # Grouped and dense; with and without tensor-core rounding of its own.

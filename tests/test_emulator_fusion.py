@@ -249,7 +249,7 @@ CHAINS = (CHAIN, OTHER, ("relu",), ("hardswish", "add"), ("gelu_tanh", "shift"),
 def branches(cases: Sequence[tuple[Any, Pick]], every: int, first: int = 0) -> list[Any]:
     """Cases of the tests of a family, each with steps; some of them write a slice.
 
-    Every so many run each time, the others with the mark `full`.
+    Every so many run each time, the others with the mark `more`.
     """
     found = []
     for number, (of, pick) in enumerate(cases, first):

@@ -147,7 +147,7 @@ MIXED = ("k3", "k3 s2 in groups", "k2 s2, one tap", "everything odd")
 
 
 def sampled(cases: Sequence[Any], every: int) -> list[Any]:
-    """Every so many of these run each time, the others with the mark `full`.
+    """Every so many of these run each time, the others with the mark `more`.
 
     `every` shares no factor with the length of what the cases repeat in, so that each layer and
     operation, each arithmetic and each layout is among those that always run.
@@ -155,7 +155,7 @@ def sampled(cases: Sequence[Any], every: int) -> list[Any]:
     return [
         pytest.param(
             *(case if isinstance(case, tuple) else (case,)),
-            marks=[pytest.mark.full] if i % every else [],
+            marks=[pytest.mark.more] if i % every else [],
         )
         for i, case in enumerate(cases)
     ]
@@ -539,11 +539,11 @@ LAYERS["k(2,2,11)"] = (layer((24, 8), (2, 2, 11), 1, 0, 0, (1, 1, 2)), (3, 4, 5)
     "name, where, most",
     [
         ("k5, 8000 products", 0.0, 3.2e-7),
-        pytest.param("k5, 8000 products", 0.65, 3.2e-7, marks=pytest.mark.full),
+        pytest.param("k5, 8000 products", 0.65, 3.2e-7, marks=pytest.mark.more),
         # A sweep along D of one plane a step.
-        pytest.param("k5, 8000 products", 0.6, 3.6e-7, marks=pytest.mark.full),
+        pytest.param("k5, 8000 products", 0.6, 3.6e-7, marks=pytest.mark.more),
         ("k(5,5,1), 128 channels", 0.0, 2.8e-7),
-        pytest.param("k(5,5,1), 128 channels", 0.6, 2.8e-7, marks=pytest.mark.full),
+        pytest.param("k(5,5,1), 128 channels", 0.6, 2.8e-7, marks=pytest.mark.more),
     ],
 )
 def test_long_sums_of_warpgroup_products(name: str, where: float, most: float) -> None:
@@ -645,7 +645,7 @@ def test_sanitized(case: Case) -> None:
     check(case, flavour=Flavour.SANITIZED)
 
 
-@pytest.mark.full
+@pytest.mark.more
 def test_every_kernel_file_is_run() -> None:
     files = set()
     for case in CASES:

@@ -239,7 +239,7 @@ def barriers() -> list[Any]:
     return found
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize(
     "mutation", barriers(), ids=lambda m: f"{m.file}-{m.pattern[2:-5]}-{m.index}"
 )
@@ -273,7 +273,7 @@ def waits() -> list[Mutation]:
     return found
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize("mutation", waits(), ids=lambda m: f"{m.file}-{m.index}")
 def test_dropped_wait_for_the_launch_before(mutation: Mutation) -> None:
     assert "missing grid_dependency_wait" in assert_red(mutation)

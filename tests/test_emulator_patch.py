@@ -191,13 +191,13 @@ def test_gradient_of_channels_last() -> None:
     check(*case, Tile(2, 1, 64, 3, 3, False, staged=64), "grad_input", last=True)
 
 
-@pytest.mark.full
+@pytest.mark.more
 def test_gradient_of_channels_last_in_float32() -> None:
     case = (layer((40, 16), 2, 2), (3, 8, 8), Arithmetic.TF32)
     check(*case, Tile(2, 1, 32, 4, 4, True, staged=32), "grad_input", last=True)
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("case", "operation"),
     [(CASES[0], "forward"), (GRADIENTS[3], "grad_input"), (GRADIENTS[-4], "grad_input")],

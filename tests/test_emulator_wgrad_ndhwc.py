@@ -311,7 +311,7 @@ def every_tile(gpu: Gpu = FEW) -> Iterator[tuple[WgmmaWgradNdhwcPlan, int, Tripl
                 yield plan, 2, (6, 8, 9)
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize(
     "plan", [plan for plan, *_ in every_tile()], ids=lambda plan: str(plan.describe()["warps"])
 )

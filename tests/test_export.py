@@ -612,7 +612,7 @@ def random_geometry(generator: random.Random) -> Geometry:
 
 @pytest.mark.sample
 @pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=[] if n < 6 else [pytest.mark.full]) for n in range(12)]
+    "seed", [pytest.param(n, marks=[] if n < 6 else [pytest.mark.more]) for n in range(12)]
 )
 def test_formulas_give_the_plans_numbers(seed: int) -> None:
     """At the problem's extents the plan's own; elsewhere those of its tile shape."""

@@ -98,7 +98,7 @@ _EACH_TIME = {"kb58", "kb73_g4", "kb77", DEPTHWISE, FLAT, CONV}
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in _EACH_TIME else [pytest.mark.full])
+        pytest.param(name, marks=[] if name in _EACH_TIME else [pytest.mark.more])
         for name in (*problem_names(), DEPTHWISE, STRIDED, FLAT, STATIC, CONV, STRIDED_CONV)
     ],
 )
@@ -119,7 +119,7 @@ def test_compiled_launcher_queues_what_the_package_would(name: str, tmp_path: Pa
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in _EACH_TIME else [pytest.mark.full])
+        pytest.param(name, marks=[] if name in _EACH_TIME else [pytest.mark.more])
         for name in (*problem_names(), DEPTHWISE, STRIDED, FLAT, STATIC, CONV, STRIDED_CONV)
     ],
 )
@@ -267,21 +267,21 @@ def _memory(address: int, count: int) -> np.ndarray:
                 *("ampere_strided_pack", "ampere_strided", "ampere_strided_dgrad"),
                 *("ampere_wgrad", "reduce"),
             },
-            marks=pytest.mark.full,
+            marks=pytest.mark.more,
         ),
         pytest.param(
             DEPTHWISE,
             "follow",
             (2, 2, 3, 4),
             {"depthwise", "depthwise_wgrad", "direct_reduce"},
-            marks=pytest.mark.full,
+            marks=pytest.mark.more,
         ),
         pytest.param(
             CONV,
             "tf32",
             (1, 4, 6, 5),
             {"ampere_gather_pack", "ampere_gather", "ampere_wgrad", "reduce"},
-            marks=pytest.mark.full,
+            marks=pytest.mark.more,
         ),
         pytest.param(
             STRIDED_CONV,
@@ -291,7 +291,7 @@ def _memory(address: int, count: int) -> np.ndarray:
                 *("ampere_gather_pack", "ampere_gather", "ampere_wgrad", "reduce"),
                 *("ampere_strided_pack", "ampere_strided_dgrad"),
             },
-            marks=pytest.mark.full,
+            marks=pytest.mark.more,
         ),
     ],
 )
@@ -333,7 +333,7 @@ def test_autograd_of_a_file_on_emulated_kernels(
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n == "kb70" else [pytest.mark.full]) for n in problem_names()],
+    [pytest.param(n, marks=[] if n == "kb70" else [pytest.mark.more]) for n in problem_names()],
 )  # fmt: skip
 def test_shipped_kernels_are_the_packages(name: str, bias: bool) -> None:
     """The tidied text of a shipped file and the package's kernels are the same PTX.
@@ -375,15 +375,15 @@ def test_shipped_kernels_are_the_packages(name: str, bias: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "precision", "bias", "target"),
     [
-        pytest.param("kb73_g4", "follow", False, "sm_90a", marks=pytest.mark.full),
-        pytest.param("kb73_g4", "follow", True, "sm_80", marks=pytest.mark.full),
-        pytest.param("kb70", "tf32", False, "sm_90a", marks=pytest.mark.full),
-        pytest.param("kb70", "tf32", False, "sm_80", marks=pytest.mark.full),
-        pytest.param(DEPTHWISE, "follow", True, "sm_90a", marks=pytest.mark.full),
-        pytest.param(DEPTHWISE, "follow", False, "sm_80", marks=pytest.mark.full),
-        pytest.param(FLAT, "follow", True, "sm_90a", marks=pytest.mark.full),
-        pytest.param(WGMMA_FLAT, "tf32", True, "sm_90a", marks=pytest.mark.full),
-        pytest.param("kb73", "tf32", False, "sm_90a", marks=pytest.mark.full),
+        pytest.param("kb73_g4", "follow", False, "sm_90a", marks=pytest.mark.more),
+        pytest.param("kb73_g4", "follow", True, "sm_80", marks=pytest.mark.more),
+        pytest.param("kb70", "tf32", False, "sm_90a", marks=pytest.mark.more),
+        pytest.param("kb70", "tf32", False, "sm_80", marks=pytest.mark.more),
+        pytest.param(DEPTHWISE, "follow", True, "sm_90a", marks=pytest.mark.more),
+        pytest.param(DEPTHWISE, "follow", False, "sm_80", marks=pytest.mark.more),
+        pytest.param(FLAT, "follow", True, "sm_90a", marks=pytest.mark.more),
+        pytest.param(WGMMA_FLAT, "tf32", True, "sm_90a", marks=pytest.mark.more),
+        pytest.param("kb73", "tf32", False, "sm_90a", marks=pytest.mark.more),
     ],
 )
 def test_cuda_source_compiles(
@@ -411,7 +411,7 @@ def test_cuda_source_compiles(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n == "kb61" else [pytest.mark.full]) for n in problem_names()],
+    [pytest.param(n, marks=[] if n == "kb61" else [pytest.mark.more]) for n in problem_names()],
 )
 def test_shipped_file_compiles(name: str, tmp_path: Path) -> None:
     names = load((REPOSITORY / "kernelbench" / f"{name}.py").read_text())
@@ -429,6 +429,6 @@ def test_shipped_file_compiles(name: str, tmp_path: Path) -> None:
             assert f"{variant}_{entry}".encode() in cubin
 
 
-@pytest.mark.full
+@pytest.mark.more
 def test_binding_compiles_against_pytorchs_headers(tmp_path: Path) -> None:
     check_binding(load(export.export(layer_of("kb72")).text), tmp_path)

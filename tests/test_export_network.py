@@ -114,7 +114,7 @@ def launch(kernel: loops.Kernel, text: str, tensors: dict[str, Tensor]) -> None:
 @pytest.mark.sample
 @pytest.mark.skipif(build.missing() is not None, reason=str(build.missing()))
 @pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=[] if n in OFTEN else [pytest.mark.full]) for n in SIZES]
+    "number", [pytest.param(n, marks=[] if n in OFTEN else [pytest.mark.more]) for n in SIZES]
 )
 def test_numbers(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file's kernels compute what the Model does, and update the buffers that it updates."""
@@ -270,7 +270,7 @@ def test_static_rules(number: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(n, marks=[] if n == 38 else [pytest.mark.full]) for n in sorted(SIZES)],
+    [pytest.param(n, marks=[] if n == 38 else [pytest.mark.more]) for n in sorted(SIZES)],
 )
 def test_kernels_around_compile(number: int, tmp_path: Path) -> None:
     names = names_of(number)
@@ -282,7 +282,7 @@ def test_kernels_around_compile(number: int, tmp_path: Path) -> None:
     assert compiled(source, tmp_path, names["architecture_flags"]()) == ""
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize("number", [15, 38, 47, 100])
 def test_cuda_source_compiles(number: int, tmp_path: Path) -> None:
     names = names_of(number)
@@ -332,7 +332,7 @@ def test_shipped_file_is_what_the_exporter_writes(number: int) -> None:
     assert text.count("\n") < 2600
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize("number", SHIPPED)
 def test_shipped_convolution_is_the_packages(number: int) -> None:
     """The tidied text and the package's kernels are the same PTX."""
@@ -349,6 +349,6 @@ def convolution(text: str) -> dict[str, str]:
     return oracle.entries(oracle.compile_ptx(source, "sm_90a")[0])
 
 
-@pytest.mark.full
+@pytest.mark.more
 def test_binding_compiles_against_pytorchs_headers(tmp_path: Path) -> None:
     check_binding(names_of(15), tmp_path)

@@ -29,7 +29,7 @@ def lines() -> list[Any]:
 def _lines() -> Iterator[Any]:
     quick = {program for program, _ in ledger.sample(KNOWN.lines, IN_EVERY_RUN)}
     for program, facts in KNOWN.lines:
-        marks = () if program in quick else pytest.mark.full
+        marks = () if program in quick else pytest.mark.more
         yield pytest.param(program, facts, marks=marks, id=program.label)
 
 

@@ -61,7 +61,7 @@ OPERATORS = ("conv_transpose3d", "conv3d", "grad_weight")
         ("stride 2, output padding", "contiguous"),
         ("depthwise", "channels_last"),
         *(
-            pytest.param(name, layout, marks=pytest.mark.full)
+            pytest.param(name, layout, marks=pytest.mark.more)
             for name, layout in (
                 ("stride 2, output padding", "channels_last"),
                 ("phases without a tap", "contiguous"),
@@ -167,7 +167,7 @@ def test_compile_fullgraph(dynamic: bool | None) -> None:
         _same_with_gradients(compiled, x, w, b, loose=False)
 
 
-@pytest.mark.full
+@pytest.mark.more
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile_a_module_with_inductor(dynamic: bool) -> None:
     model = torch.nn.Sequential(convt3d.ConvTranspose3d(4, 6, 3, 2, 1, 1), torch.nn.ReLU())

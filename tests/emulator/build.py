@@ -56,6 +56,19 @@ _CHECKED = [
     "-fno-tree-sra",
     "-fstack-reuse=none",
 ]
+# What costs more time to compile than it saves in the run of a small test.
+_QUICK = [
+    "-fno-guess-branch-probability",
+    "-fno-reorder-blocks",
+    "-fno-ipa-profile",
+    "-fno-ipa-pure-const",
+    "-fno-ipa-reference",
+    "-fno-tree-fre",
+    "-fno-tree-ccp",
+    "-fno-tree-copy-prop",
+    "-fno-forward-propagate",
+    "-fira-region=one",
+]
 _SANITIZED = [
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
@@ -103,10 +116,17 @@ def _with_line_markers(name: str, path: Path) -> str:
 def flatten(entry: Path, replaced: Iterable[str]) -> str:
     """One self-contained text of a kernel file; the headers ``replaced`` are the emulator's."""
     name = entry.relative_to(KERNELS).as_posix() if KERNELS in entry.parents else entry.name
+    return compiler.flatten(
+        name, {**_headers(tuple(replaced)), name: _with_line_markers(name, entry)}
+    )
+
+
+@functools.cache
+def _headers(replaced: tuple[str, ...]) -> dict[str, str]:
+    """The texts of all headers by name; those that are ``replaced`` are the emulator's."""
     paths = {header: KERNELS / header for header in compiler.headers()}
-    paths |= {header: HERE / header for header in replaced} | {name: entry}
-    texts = {name: _with_line_markers(name, path) for name, path in paths.items()}
-    return compiler.flatten(name, texts)
+    paths |= {header: HERE / header for header in replaced}
+    return {name: _with_line_markers(name, path) for name, path in paths.items()}
 
 
 def device_text() -> str:
@@ -116,6 +136,7 @@ def device_text() -> str:
     return compiler.flatten("all", texts | {"all": everything})
 
 
+@functools.cache
 def kernel_text(file: str) -> str:
     """The flattened text of one of the package's kernels, with the emulator's intrinsics."""
     return flatten(KERNELS / file, REPLACED)
@@ -238,7 +259,7 @@ def build(
     pairs = macros.items() if isinstance(macros, Mapping) else macros
     defines = [f"-D{name}={value}" for name, value in pairs]
     # -Og takes three quarters of the time of -O1 to compile, and kernels run as fast.
-    options = ["-Og", "-g1", *_COMMON, *_WARNINGS, "-fno-extern-tls-init"]
+    options = ["-Og", "-g1", *_QUICK, *_COMMON, *_WARNINGS, "-fno-extern-tls-init"]
     options += _CHECKED if flavour is Flavour.CHECKED else _SANITIZED
     runtime = runtime_object(flavour)
     clustered = re.search(rf"__cluster_dims__\([^{{}};]*\b{kernel}\b", text)
