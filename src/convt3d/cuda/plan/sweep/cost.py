@@ -20,6 +20,7 @@ _SCALE, _CALL = 1.12, 8000.0  # what other families' models count for a cycle th
 # line for each unit: their loads wait together, but each lane picks its own positions.
 _LATENCY, _FILL = 2400.0, 100.0
 _STRIDED_LATENCY, _STRIDED_FILL = 720.0, 500.0
+_SPLIT_LINE = 1.5  # of those, where lanes pick positions of contiguous lines and split the values
 _BARRIERS = 40.0  # of a (chunk, tap of axis 1)
 # Of contiguous sources, what the ends of a piece of a line cost, by element size, and pieces of odd
 # length of lines that are even.
@@ -110,6 +111,8 @@ def line_cycles(
     # The bound leaves this out, because other pipelines have more stages.
     two_stages = _TWO_STAGES if parts > 1 and t.weight_stages == 2 else 1.0
     wait, load = (_STRIDED_LATENCY, _STRIDED_FILL) if strided else (_LATENCY, _FILL * parts)
+    if strided and parts > 1 and not plan.problem.source_channels_last:
+        wait, load = _SPLIT_LINE * wait, _SPLIT_LINE * load
     fill = (rounds * wait + plan.fill_loads * load) / taps1
 
     def of_line(line: Line) -> float:
