@@ -188,6 +188,9 @@ def place(
     for (x, y), (width, height) in zip(dots, sizes, strict=True):
         best, least = None, float("inf")
         for dx, dy in _directions():
+            distance = hypot(dx, dy)
+            if distance >= least:
+                continue
             # The box touches the tip of the vector with the side that faces the dot.
             left = x + dx - width * (1 - _unit(dx)) / 2
             bottom = y + dy - height * (1 - _unit(dy)) / 2
@@ -196,7 +199,7 @@ def place(
                 continue
             if box.overlap(inside) < box.area - 1e-6:
                 continue
-            cost = hypot(dx, dy) + 4 * sum(box.overlap(other) for other in covered)
+            cost = distance + 4 * sum(box.overlap(other) for other in covered)
             if cost < least:
                 best, least = box, cost
         result.append(best)
