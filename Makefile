@@ -14,11 +14,12 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 VENV   := .venv
 RUN    := $(VENV)/bin
-PIP    := $(RUN)/python -m pip --disable-pip-version-check --quiet
+# Modules are compiled when they are first imported, not all of them when they are installed.
+INSTALL := $(RUN)/python -m pip --disable-pip-version-check --quiet install --no-compile
 # The NVRTC of the ledger, unless torch brings its own: pip would replace torch, too.
 NVRTC   = $(shell $(RUN)/python -c "import torch; print(',nvrtc' * (not torch.version.cuda))")
 TEST_ARGS ?=
-# Modules are compiled as they are imported, not all of them when they are installed, and kept.
+# Python keeps the modules that it compiles, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-kernels test-full lint types ledger docs figures wheel-check gpu-check clean
@@ -62,25 +63,25 @@ $(VENV)/.torch:
 	@if $(PYTHON) -c "import torch" 2>/dev/null; \
 	then $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else $(PYTHON) -m venv $(VENV); fi
-	@$(RUN)/python -c "import torch" 2>/dev/null || { echo "installing $(TORCH)"; $(PIP) install --no-compile "$(TORCH)"; }
+	@$(RUN)/python -c "import torch" 2>/dev/null || { echo "installing $(TORCH)"; $(INSTALL) "$(TORCH)"; }
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	$(PIP) install --no-compile -e ".[cli]"
+	$(INSTALL) -e ".[cli]"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
-	$(PIP) install --no-compile -e ".[cu13,dev$(NVRTC)]"
+	$(INSTALL) -e ".[cu13,dev$(NVRTC)]"
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.docs: $(VENV)/.test
-	$(PIP) install --no-compile -e ".[docs]"
+	$(INSTALL) -e ".[docs]"
 	@touch $@
 
 # Their dependencies may ask for another torch; it stays the one that is here.
 $(VENV)/.test-full: $(VENV)/.test
 	$(RUN)/python -c "import torch; print('torch==' + torch.__version__.split('+')[0])" > $(VENV)/torch.txt
-	$(PIP) install --no-compile -c $(VENV)/torch.txt -e ".[models]"
+	$(INSTALL) -c $(VENV)/torch.txt -e ".[models]"
 	@touch $@
 
 clean:

@@ -218,6 +218,7 @@ def _linker() -> tuple[str, ...]:
     return ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
 
 
+@functools.cache
 def _header_texts() -> list[str]:
     return [path.read_text() for path in sorted(DEVICE.glob("*.cuh"))]
 

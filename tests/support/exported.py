@@ -190,7 +190,7 @@ class Binding:
         return 0
 
 
-#: That a binding calls: headers of all operators take twice as long to compile.
+#: The operators that a binding calls. The headers of all operators take twice as long to compile.
 _OPERATORS = ("conv3d", "conv_transpose3d", "empty")
 
 _STUBS = {

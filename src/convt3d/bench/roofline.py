@@ -190,7 +190,7 @@ def place(
         for dx, dy in _directions():
             distance = hypot(dx, dy)
             if distance >= least:
-                continue
+                continue  # it costs no less
             # The box touches the tip of the vector with the side that faces the dot.
             left = x + dx - width * (1 - _unit(dx)) / 2
             bottom = y + dy - height * (1 - _unit(dy)) / 2

@@ -20,7 +20,7 @@ _SCALE, _CALL = 1.12, 8000.0  # what other families' models count for a cycle th
 # line for each unit: their loads wait together, but each lane picks its own positions.
 _LATENCY, _FILL = 2400.0, 100.0
 _STRIDED_LATENCY, _STRIDED_FILL = 720.0, 500.0
-_SPLIT_LINE = 1.5  # of those, where lanes pick positions of contiguous lines and split the values
+_SPLIT_LINE = 1.5  # times the two of strided layers, for a contiguous source of split products
 _BARRIERS = 40.0  # of a (chunk, tap of axis 1)
 # Of contiguous sources, what the ends of a piece of a line cost, by element size, and pieces of odd
 # length of lines that are even.
